@@ -1,0 +1,92 @@
+"""bfloat16 as the upper half of a float32, held in uint16 (numpy has no such type).
+
+`to_bf16` rounds to nearest, ties to even, as the NPU's conv_even mode and torch do; infinities
+stay, a NaN stays a NaN. `to_f32` is exact. Both work in blocks that stay in the cache: the naive
+whole-array expression makes four passes over memory and is several times slower.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+BF16 = NDArray[np.uint16]
+F32 = NDArray[np.float32]
+
+QUIET_NAN = 0x7FC0
+BLOCK_ELEMS = 1 << 15  # 128 KiB of float32: a block and its scratch stay in a 512 KiB L2
+
+_ROUND_BIAS = np.uint32(0x7FFF)
+_ONE = np.uint32(1)
+_SHIFT = np.uint32(16)
+
+
+def _round_block(x: F32, out: BF16, scratch: NDArray[np.uint32]) -> None:
+    """Out = x rounded; x C-contiguous, scratch as large as x."""
+    bits = x.view(np.uint32)
+    np.right_shift(bits, _SHIFT, out=scratch)
+    np.bitwise_and(scratch, _ONE, out=scratch)
+    np.add(scratch, _ROUND_BIAS, out=scratch)
+    np.add(scratch, bits, out=scratch)
+    np.right_shift(scratch, _SHIFT, out=scratch)
+    out[...] = scratch
+    # A NaN with a low payload would round up to infinity, or wrap. One reduction finds whether
+    # there is one: a sum is NaN if any element is (or if infinities cancel, which costs only time).
+    with np.errstate(invalid="ignore", over="ignore"):
+        suspicious = np.isnan(x.sum(dtype=np.float32))
+    if suspicious:
+        nans = np.isnan(x)
+        out[nans] = (bits[nans] >> _SHIFT).astype(np.uint16) | np.uint16(0x0040)
+
+
+def to_bf16(x: F32, out: BF16 | None = None) -> BF16:
+    """The float32 x rounded to bfloat16 (nearest, ties to even), as uint16 bits.
+
+    x of any shape -> the same shape; out, if given, has x's shape (any strides) and is
+    returned.
+    """
+    x = np.asarray(x, dtype=np.float32)
+    if out is None:
+        out = np.empty(x.shape, dtype=np.uint16)
+    elif out.shape != x.shape:
+        raise ValueError(f"to_bf16: out has shape {out.shape}, wanted {x.shape}")
+    if x.flags.c_contiguous and out.flags.c_contiguous:
+        flat, flat_out = x.reshape(-1), out.reshape(-1)
+        scratch = np.empty(min(BLOCK_ELEMS, flat.size), dtype=np.uint32)
+        for start in range(0, flat.size, BLOCK_ELEMS):
+            block = flat[start : start + BLOCK_ELEMS]
+            _round_block(block, flat_out[start : start + BLOCK_ELEMS], scratch[: block.size])
+        return out
+    rows = x.reshape(-1, x.shape[-1]) if x.ndim != 1 else x[None, :]
+    rows_out = out.reshape(rows.shape) if out.flags.c_contiguous else None
+    if rows_out is None:
+        if out.ndim > 2:
+            out[...] = to_bf16(np.ascontiguousarray(x))
+            return out
+        rows_out = out if out.ndim == 2 else out[None, :]
+    step = max(1, BLOCK_ELEMS // max(1, rows.shape[1]))
+    for start in range(0, rows.shape[0], step):
+        block = np.ascontiguousarray(rows[start : start + step])
+        rounded = np.empty(block.shape, dtype=np.uint16)
+        _round_block(block, rounded, np.empty(block.shape, dtype=np.uint32))
+        rows_out[start : start + step] = rounded
+    return out
+
+
+def to_f32(bits: BF16, out: F32 | None = None) -> F32:
+    """The float32 values of bfloat16 bits, exact; same shape, C-contiguous unless out is given.
+
+    bits uint16 of any shape and strides; out, if given, C-contiguous float32 of that shape.
+    """
+    if out is None:
+        out = np.empty(bits.shape, dtype=np.float32)
+    elif out.shape != bits.shape:
+        raise ValueError(f"to_f32: out has shape {out.shape}, wanted {bits.shape}")
+    words = out.view(np.uint32)
+    np.left_shift(bits, _SHIFT, out=words, dtype=np.uint32, casting="unsafe")
+    return out
+
+
+def round_f32(x: F32) -> F32:
+    """The float32 x rounded to bfloat16 and widened again: what a bfloat16 unit would see."""
+    return to_f32(to_bf16(x))

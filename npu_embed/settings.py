@@ -1,0 +1,125 @@
+"""Every NPU_EMBED_* variable: read here, validated here, documented here, nowhere else.
+
+| variable | values | meaning |
+|---|---|---|
+| NPU_EMBED_DEVICE | auto, npu, emulated | the device where none is asked for; default auto |
+| NPU_EMBED_BUNDLE | a folder | the bundle where none is asked for; default: MiniLM |
+| NPU_EMBED_CACHE | a folder | where bundles are built; default: the user's cache folder |
+| NPU_EMBED_TIMEOUT_MS | integer >= 1 | how long a kernel run may take; default 10000 |
+| NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
+| NPU_EMBED_EMU_SLOTS | integer >= 1 | its hardware contexts; default: the profile's (16 or 6) |
+| NPU_EMBED_EMU_MODE | strict, loose | what unsynced memory holds; default strict |
+| NPU_EMBED_EMU_SEED | integer >= 0 | seeds the evictions of loose mode; default 0 |
+| NPU_EMBED_EMU_DIR | a folder | holds the emulated NPU's slot table; default: in the temp folder |
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal, cast
+
+import platformdirs
+
+from .errors import SettingError
+
+DeviceName = Literal["auto", "npu", "emulated"]
+ProfileName = Literal["npu2", "npu1"]
+MemoryMode = Literal["strict", "loose"]
+
+DEVICES: tuple[DeviceName, ...] = ("auto", "npu", "emulated")
+PROFILES: tuple[ProfileName, ...] = ("npu2", "npu1")
+MEMORY_MODES: tuple[MemoryMode, ...] = ("strict", "loose")
+
+VARIABLES = (
+    "NPU_EMBED_DEVICE",
+    "NPU_EMBED_BUNDLE",
+    "NPU_EMBED_CACHE",
+    "NPU_EMBED_TIMEOUT_MS",
+    "NPU_EMBED_EMU_PROFILE",
+    "NPU_EMBED_EMU_SLOTS",
+    "NPU_EMBED_EMU_MODE",
+    "NPU_EMBED_EMU_SEED",
+    "NPU_EMBED_EMU_DIR",
+)
+
+
+def _choice(variable: str, noun: str, accepted: tuple[str, ...], default: str) -> str:
+    value = os.environ.get(variable) or default
+    return check_choice(variable, noun, value, accepted)
+
+
+def check_choice(where: str, noun: str, value: object, accepted: tuple[str, ...]) -> str:
+    """Value, if it is one of `accepted`.
+
+    Raises:
+        SettingError: naming `where`, the value and what is accepted.
+    """
+    if not isinstance(value, str) or value not in accepted:
+        wanted = ", ".join(repr(a) for a in accepted[:-1]) + f" or {accepted[-1]!r}"
+        raise SettingError(f"{where}={value!r}: unknown {noun}, wanted {wanted}.")
+    return value
+
+
+def _integer(variable: str, default: int, lowest: int) -> int:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = lowest - 1
+    if value < lowest:
+        raise SettingError(
+            f"{variable}={text!r}: not an integer >= {lowest}; set such a number or unset it."
+        )
+    return value
+
+
+def device() -> DeviceName:
+    """The device to open where the caller names none."""
+    return cast(DeviceName, _choice("NPU_EMBED_DEVICE", "device", DEVICES, "auto"))
+
+
+def bundle() -> Path | None:
+    """The bundle to open where the caller names none; None is the default bundle."""
+    value = os.environ.get("NPU_EMBED_BUNDLE")
+    return Path(value) if value else None
+
+
+def cache_dir() -> Path:
+    """The folder that holds what this package builds for the user."""
+    value = os.environ.get("NPU_EMBED_CACHE")
+    return Path(value) if value else Path(platformdirs.user_cache_dir("npu-embed"))
+
+
+def timeout_ms() -> int:
+    """How long one kernel run may take before it counts as failed."""
+    return _integer("NPU_EMBED_TIMEOUT_MS", 10_000, 1)
+
+
+def emulator_profile() -> ProfileName:
+    """The NPU generation to emulate."""
+    return cast(ProfileName, _choice("NPU_EMBED_EMU_PROFILE", "profile", PROFILES, "npu2"))
+
+
+def emulator_slots(default: int) -> int:
+    """Hardware contexts of the emulated NPU."""
+    return _integer("NPU_EMBED_EMU_SLOTS", default, 1)
+
+
+def emulator_mode() -> MemoryMode:
+    """What unsynced memory of the emulated NPU holds."""
+    return cast(MemoryMode, _choice("NPU_EMBED_EMU_MODE", "memory mode", MEMORY_MODES, "strict"))
+
+
+def emulator_seed() -> int:
+    """Seed of the random evictions in loose mode."""
+    return _integer("NPU_EMBED_EMU_SEED", 0, 0)
+
+
+def emulator_dir() -> Path:
+    """The folder with the emulated NPU's slot table, shared by every process of the machine."""
+    value = os.environ.get("NPU_EMBED_EMU_DIR")
+    return Path(value) if value else Path(tempfile.gettempdir()) / "npu-embed-emulator"
