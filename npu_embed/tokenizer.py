@@ -1,0 +1,206 @@
+"""Texts to token ids, as the checkpoint's own tokenizer file says; and the check of the texts.
+
+The ids are those of Hugging Face's fast tokenizers. A text past the limit is cut as they cut it:
+the special tokens that close a sequence stay.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from .errors import BundleError, InputError, InputTypeError
+
+# The largest published tokenizer.json files are about 35 MB.
+MAX_FILE_BYTES = 256 << 20
+
+Texts = Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The token ids of one text, int32 [at most max_tokens], special tokens included.
+
+    tokens is the count before anything was cut.
+    """
+
+    ids: npt.NDArray[np.int32]
+    tokens: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the text was cut."""
+        return self.tokens > len(self.ids)
+
+
+class Tokenizer:
+    """A tokenizer file with a limit of tokens; may be shared by threads."""
+
+    __slots__ = ("_cutting", "_name", "_whole", "max_tokens", "special_tokens", "vocab_size")
+
+    def __init__(
+        self,
+        name: str,
+        whole: tokenizers.Tokenizer,
+        cutting: tokenizers.Tokenizer,
+        max_tokens: int,
+    ) -> None:
+        self._name = name
+        self._whole = whole
+        self._cutting = cutting
+        self.max_tokens = max_tokens
+        self.special_tokens = whole.num_special_tokens_to_add(False)
+        self.vocab_size = whole.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_file(cls, path: Path, *, max_tokens: int, plain_specials: bool = False) -> "Tokenizer":
+        """The tokenizer of a tokenizer.json, its own truncation and padding switched off.
+
+        plain_specials: `[SEP]` and the like, typed in a text, are plain text. By default they
+        are the special tokens they spell, as in the reference.
+
+        Raises:
+            BundleError: the file is missing or no tokenizer, or max_tokens leaves no room for
+                one token beside the special ones.
+        """
+        whole, _ = _load(path)
+        cutting, side = _load(path)
+        specials = whole.num_special_tokens_to_add(False)
+        if max_tokens <= specials:
+            raise BundleError(
+                f"{path.name}: a limit of {max_tokens} tokens, wanted more than the {specials} "
+                "special tokens of every text; re-export the bundle."
+            )
+        cutting.enable_truncation(max_tokens, direction=side)
+        for tokenizer in (whole, cutting):
+            tokenizer.encode_special_tokens = plain_specials
+        loaded = cls(path.name, whole, cutting, max_tokens)
+        # Some files load and then fail at every text.
+        loaded.encode_batch(["", "a"])
+        return loaded
+
+    def encode_batch(
+        self, texts: Sequence[str], *, prompt: str = "", truncate: bool = True, first: int = 0
+    ) -> list[Encoded]:
+        """The token ids of `prompt + text`, for each of the texts, in their order.
+
+        The texts must have passed `as_texts`. `first` is the index that errors give the first.
+
+        Raises:
+            InputError: truncate is False and a text has more than max_tokens tokens.
+        """
+        full = [prompt + text for text in texts] if prompt else list(texts)
+        ids = self._ids(self._whole, full)
+        counts = [len(row) for row in ids]
+        long = [i for i, count in enumerate(counts) if count > self.max_tokens]
+        if long and not truncate:
+            raise InputError(
+                f"texts[{first + long[0]}]: {counts[long[0]]} tokens, this bundle runs at most "
+                f"{self.max_tokens}; shorten it or pass truncate=True."
+            )
+        # The library cuts before it adds special tokens, so only it can cut; long texts are rare.
+        for i, row in zip(long, self._ids(self._cutting, [full[i] for i in long]), strict=True):
+            ids[i] = row
+        return [Encoded(row, count) for row, count in zip(ids, counts, strict=True)]
+
+    def _ids(
+        self, tokenizer: tokenizers.Tokenizer, texts: list[str]
+    ) -> list[npt.NDArray[np.int32]]:
+        with _library_errors(self._name):
+            # A large id in a damaged file overflows here rather than wrapping.
+            return [np.array(e.ids, dtype=np.int32) for e in tokenizer.encode_batch_fast(texts)]
+
+
+def iter_texts(texts: Texts) -> Iterator[str]:
+    """The texts, one by one as they are asked for, each checked to be a text.
+
+    Any iterable of str, by position: list, tuple, generator, numpy array, pandas Series, open
+    text file (its lines, line ends kept, as `list(file)` has them). A NUL is a character.
+
+    Raises:
+        InputTypeError: at once if texts is no such iterable; later if an item is not a str.
+        InputError: an item has a lone surrogate, which no tokenizer can read.
+    """
+    wanted = "wanted a list of str"
+    if isinstance(texts, str | bytes | bytearray | memoryview):
+        raise InputTypeError(f"texts: {type(texts).__name__}, {wanted}; put it in a list, as str.")
+    if isinstance(texts, Mapping):
+        raise InputTypeError(f"texts: {type(texts).__name__}, {wanted}; pass list(d.values()).")
+    if isinstance(texts, AbstractSet):
+        raise InputTypeError(
+            f"texts: {type(texts).__name__}, which has no order, {wanted}; pass sorted(texts)."
+        )
+    ndim = getattr(texts, "ndim", 1)
+    if ndim != 1:
+        raise InputTypeError(
+            f"texts: {type(texts).__name__} of {ndim} dimensions, wanted 1; pass one column."
+        )
+    if not isinstance(texts, Iterable):
+        raise InputTypeError(f"texts: {type(texts).__name__}, {wanted}; pass [text].")
+    return (check_text(item, f"texts[{index}]") for index, item in enumerate(texts))
+
+
+def as_texts(texts: Texts) -> list[str]:
+    """The texts as a list of plain str; see `iter_texts` for what is accepted and raised."""
+    return list(iter_texts(texts))
+
+
+def check_text(text: object, where: str) -> str:
+    """The text as a plain str; `where` (`texts[3]`, `prompt`) begins the error message.
+
+    Raises:
+        InputTypeError: it is not a str.
+        InputError: it has a lone surrogate.
+    """
+    if not isinstance(text, str):
+        raise InputTypeError(
+            f"{where}: {type(text).__name__}, wanted str; convert or leave it out."
+        )
+    # A subclass such as numpy.str_ or an enum member counts by its characters, not its __str__.
+    plain = str.__str__(text)
+    try:
+        plain.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise InputError(
+            f"{where}: lone surrogate U+{ord(plain[exc.start]):04X} at character {exc.start}, "
+            "wanted text that UTF-8 can hold; decode the source with errors='replace'."
+        ) from exc
+    return plain
+
+
+def _load(path: Path) -> tuple[tokenizers.Tokenizer, str]:
+    """The tokenizer of the file, and the side its file cuts at (`right` unless it says so)."""
+    try:
+        size_bytes = path.stat().st_size
+    except OSError as exc:
+        raise BundleError(
+            f"{path.name}: {exc.strerror}, wanted a tokenizer; re-export the bundle."
+        ) from exc
+    if not path.is_file() or size_bytes > MAX_FILE_BYTES:
+        raise BundleError(
+            f"{path.name}: {size_bytes} bytes or no regular file, wanted a file of at most "
+            f"{MAX_FILE_BYTES} bytes; re-export the bundle."
+        )
+    with _library_errors(path.name):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        truncation = tokenizer.truncation or {}
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer, str(truncation.get("direction", "right")).lower()
+
+
+@contextmanager
+def _library_errors(name: str) -> Iterator[None]:
+    """Turns what the library raises over a wrong file into a BundleError."""
+    try:
+        yield
+    except BaseException as exc:
+        # The library raises bare Exception, and a panic of its Rust code is not even that.
+        if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+            raise
+        raise BundleError(f"{name}: {exc}, wanted a tokenizer; re-export the bundle.") from exc
