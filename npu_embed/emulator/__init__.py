@@ -1,0 +1,1 @@
+"""The emulated NPU: a device with pyxrt's API that executes real instruction streams."""
