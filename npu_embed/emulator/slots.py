@@ -1,0 +1,133 @@
+"""Hardware-context slots, shared by every process of the machine.
+
+A slot is one byte of a lock file, held with a POSIX record lock: the kernel drops it the moment
+its process ends, SIGKILL included, and a forked child does not inherit it. The file's first bytes
+also name the context that ran last, so that a switch between processes costs a context its tile
+memory as one within a process does.
+
+Record locks belong to a process, not to a file descriptor, so one descriptor a process is opened
+and never closed, and the slots this process holds itself are kept in a set beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import threading
+from pathlib import Path
+
+FILE_BYTES = 4096
+LAST_RUNNER_OFFSET = 0  # u64 pid, u64 context serial
+FIRST_SLOT_OFFSET = 1024
+MAX_SLOTS = FILE_BYTES - FIRST_SLOT_OFFSET
+
+_RUNNER = struct.Struct("=QQ")
+# struct flock of Linux on 64-bit machines: short l_type, short l_whence, off_t start, off_t len,
+# pid_t
+_FLOCK = struct.Struct("hhqqi")
+
+
+def _open_table(folder: Path) -> int:
+    """A descriptor of the folder's slot table, made if missing; any user may share it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True)
+        folder.chmod(0o1777)
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise OSError(f"{folder} is not a folder; set NPU_EMBED_EMU_DIR to one you own")
+    path = folder / "slots"
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        fd = os.open(path, flags | os.O_CREAT, 0o666)
+        with contextlib.suppress(PermissionError):  # made by another user in the meantime
+            os.fchmod(fd, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a regular file; set NPU_EMBED_EMU_DIR to a folder you own")
+    if os.fstat(fd).st_size < FILE_BYTES:
+        os.ftruncate(fd, FILE_BYTES)
+    return fd
+
+
+class SlotTable:
+    """The slots of the emulated NPU whose table lies in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._fd = _open_table(folder)
+        self._shared = mmap.mmap(self._fd, FILE_BYTES)
+        self._held: set[int] = set()
+        self._pid = os.getpid()
+
+    def _forget_the_parents(self) -> None:
+        """After a fork the slots in the set are the parent's."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._held = set()
+
+    def acquire(self, limit: int) -> int | None:
+        """A free slot below `limit`, now held by this process; None if there is none."""
+        with self._lock:
+            self._forget_the_parents()
+            for slot in range(min(limit, MAX_SLOTS)):
+                if slot in self._held:
+                    continue
+                try:
+                    fcntl.lockf(
+                        self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FIRST_SLOT_OFFSET + slot
+                    )
+                except (BlockingIOError, PermissionError):
+                    continue
+                self._held.add(slot)
+                return slot
+            return None
+
+    def release(self, slot: int) -> None:
+        """Free a slot of this process; a slot it does not hold is left alone."""
+        with self._lock:
+            self._forget_the_parents()
+            if slot in self._held:
+                self._held.discard(slot)
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, FIRST_SLOT_OFFSET + slot)
+
+    def holders(self, limit: int) -> dict[int, int]:
+        """Slot -> process id of whoever holds it, for every taken slot below `limit`."""
+        with self._lock:
+            self._forget_the_parents()
+            found = dict.fromkeys(sorted(s for s in self._held if s < limit), os.getpid())
+            for slot in range(min(limit, MAX_SLOTS)):
+                if slot in found:
+                    continue
+                request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, FIRST_SLOT_OFFSET + slot, 1, 0)
+                answer = fcntl.fcntl(self._fd, fcntl.F_GETLK, request)
+                lock_type, _, _, _, pid = _FLOCK.unpack(answer[: _FLOCK.size])
+                if lock_type != fcntl.F_UNLCK:
+                    found[slot] = pid
+            return dict(sorted(found.items()))
+
+    def take_the_array(self, context_serial: int) -> bool:
+        """Note that this process's context runs now; True if another one ran last."""
+        mine = _RUNNER.pack(os.getpid(), context_serial)
+        if self._shared[LAST_RUNNER_OFFSET : LAST_RUNNER_OFFSET + _RUNNER.size] == mine:
+            return False
+        self._shared[LAST_RUNNER_OFFSET : LAST_RUNNER_OFFSET + _RUNNER.size] = mine
+        return True
+
+
+_tables: dict[Path, SlotTable] = {}
+_tables_lock = threading.Lock()
+
+
+def table(folder: Path) -> SlotTable:
+    """The slot table in `folder`; one object a process."""
+    folder = Path(os.path.abspath(folder))
+    with _tables_lock:
+        if folder not in _tables:
+            _tables[folder] = SlotTable(folder)
+        return _tables[folder]
