@@ -1,0 +1,78 @@
+"""The functions of the package: embed() with a shared Embedder, export()."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from . import settings
+from .bf16 import F32
+from .embedder import Embedder
+
+try:
+    __version__ = metadata.version("npu-embed")
+except metadata.PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+_lock = threading.Lock()
+_shared: dict[tuple[object, ...], Embedder] = {}
+
+
+def embed(
+    texts: str | Iterable[str],
+    *,
+    bundle: str | Path | None = None,
+    device: str | None = None,
+    prompt: str | None = None,
+    dim: int | None = None,
+    truncate: bool = True,
+    progress: bool = False,
+) -> F32:
+    """The vectors of texts, float32 [len(texts), dim] with unit rows; of one str, [dim].
+
+    The first call opens the bundle (the default one is made on first use) and later calls with the
+    same bundle and device use it again; an Embedder gives control over that. See Embedder.embed.
+
+    Raises:
+        NpuEmbedError: see Embedder and Embedder.embed.
+    """
+    return _open(bundle, device).embed(texts, prompt, dim, truncate, progress)
+
+
+def _open(bundle: str | Path | None, device: str | None) -> Embedder:
+    """The shared Embedder of a bundle and device, of this process: none survives a fork."""
+    chosen = bundle if bundle is not None else settings.bundle()
+    key = (
+        None if chosen is None else str(Path(chosen).absolute()),
+        device if device is not None else settings.device(),
+        os.getpid(),
+    )
+    with _lock:
+        if key not in _shared:
+            _shared[key] = Embedder(chosen, device)
+        return _shared[key]
+
+
+def export(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    force: bool = False,
+    target: str = "npu2",
+    name: str | None = None,
+) -> Path:
+    """The bundle folder `out`, made from a Hugging Face or sentence-transformers checkpoint folder.
+
+    force replaces an existing `out`; target is the NPU generation, npu2 or npu1; name the
+    model's, else the checkpoint folder's.
+
+    Raises:
+        BundleError: the checkpoint is damaged, or uses what this engine does not compute.
+        InputError: `out` exists, or an argument cannot be used.
+    """
+    from .export import export_checkpoint  # not on the way to the first vector
+
+    return export_checkpoint(checkpoint, out, force=force, target=target, name=name)
