@@ -1,0 +1,141 @@
+"""GEMM and MHA kernels as a bundle holds them: manifest records and the files they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..records import FieldValue, Record, make_record
+from .geometry import Epilogue, M
+from .streams import gemm_stream, mha_stream
+
+GEMM_CTX, MHA_CTX = "gemm", "mha"
+TARGETS = {"npu2": 4, "npu1": 3}  # by name: the device generation in a stream's header
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Records in manifest order, and file contents by their path in the bundle."""
+
+    records: tuple[Record, ...]
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """One GEMM of a model; K and N are whole tiles, lda and c_stride in elements."""
+
+    key: str
+    K: int
+    N: int
+    lda: int
+    c_stride: int
+    epilogue: Epilogue = Epilogue.NONE
+    bias: bool = True
+
+    def kernels(self, max_chunks: int, dev_gen: int) -> Kernels:
+        """Its streams for 1 to max_chunks chunks of M rows."""
+        records: list[Record] = []
+        files: dict[str, bytes] = {}
+        for n in range(1, max_chunks + 1):
+            insts = f"kernels/{self.key}_x{n}.insts.bin"
+            stream = gemm_stream(
+                chunks=n,
+                k=self.K,
+                n=self.N,
+                lda=self.lda,
+                c_stride=self.c_stride,
+                epilogue=self.epilogue,
+                bias=self.bias,
+                dev_gen=dev_gen,
+            )
+            files[insts] = stream.encode()
+            width = self.N // 2 if self.epilogue is Epilogue.GEGLU_PAIR else self.N
+            extents = {
+                "a_elems": (n * M - 1) * self.lda + self.K,
+                "c_elems": (n * M - 1) * self.c_stride + width,
+            }
+            if n > 1:
+                records.append(make_record("gemm_chunks", self.key, n, insts=insts, **extents))
+                continue
+            shape = {"M": M, "K": self.K, "N": self.N, "lda": self.lda, "c_stride": self.c_stride}
+            if width != self.N:
+                shape["n_out"] = width
+            told: dict[str, FieldValue] = {
+                "epilogue": self.epilogue.name.lower(),
+                "bias": int(self.bias),
+            }
+            records.append(
+                make_record("gemm", self.key, ctx=GEMM_CTX, insts=insts, **shape, **extents, **told)
+            )
+        return Kernels(tuple(records), files)
+
+
+@dataclass(frozen=True, slots=True)
+class Mha:
+    """Attention over Q, K, V side by side in rows of qkv_stride elements; O at column 0.
+
+    q_col, k_col and v_col are the first elements of each in row 0.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_stride: int
+    q_col: int
+    k_col: int
+    v_col: int
+    o_stride: int
+
+    def kernels(self, buckets: tuple[int, ...], dev_gen: int) -> Kernels:
+        """Its streams, one for each bucket of rows."""
+        records: list[Record] = []
+        files: dict[str, bytes] = {}
+        q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        for rows in buckets:
+            insts = f"kernels/mha_{rows}.insts.bin"
+            stream, kv_words, win_words = mha_stream(
+                rows=rows,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                q_stride=self.qkv_stride,
+                k_stride=self.qkv_stride,
+                v_stride=self.qkv_stride,
+                o_stride=self.o_stride,
+                q_col=self.q_col,
+                k_col=self.k_col,
+                v_col=self.v_col,
+                o_col=0,
+                dev_gen=dev_gen,
+            )
+            files[insts] = stream.encode()
+            before = (rows - 1) * self.qkv_stride
+            records.append(
+                make_record(
+                    "mha",
+                    rows,
+                    ctx=MHA_CTX,
+                    insts=insts,
+                    q_elems=before + self.q_col + q_width,
+                    k_elems=before + self.k_col + kv_width,
+                    v_elems=before + self.v_col + kv_width,
+                    o_elems=(rows - 1) * self.o_stride + q_width,
+                    kv_words=kv_words,
+                    win_words=win_words,
+                    heads=self.heads,
+                    kv_heads=self.kv_heads,
+                    head_dim=self.head_dim,
+                )
+            )
+        return Kernels(tuple(records), files)
+
+
+def buckets_for(max_tokens: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The bucket sizes up to the first that holds max_tokens.
+
+    Raises:
+        ValueError: none holds it.
+    """
+    if max_tokens > sizes[-1]:
+        raise ValueError(f"buckets: {max_tokens} tokens, wanted at most {sizes[-1]}")
+    return tuple(size for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] < max_tokens)

@@ -1,0 +1,27 @@
+"""What a model family makes of a checkpoint: everything a bundle holds but hashes and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..records import Record
+
+# (stage, done, total): called now and then, for a progress bar.
+Progress = Callable[[str, int, int], None]
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Manifest records in order, tensors by name, file contents by path in the bundle."""
+
+    records: tuple[Record, ...]
+    tensors: Mapping[str, NDArray[Any]]
+    files: Mapping[str, bytes]

@@ -1,0 +1,103 @@
+"""A checkpoint's tensors: found by name, checked against the configuration, widened to float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bf16 import to_f32
+from ..errors import BundleError
+from ..tensors import Tensors, open_safetensors
+
+F32 = NDArray[np.float32]
+
+# Checkpoints converted from TensorFlow keep its names; transformers renames them on loading, too.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+class Weights:
+    """The tensors a family needs, by their HF names without the model prefix, all float32.
+
+    Checks once, when made: every wanted tensor is there, has its shape and is finite, and there is
+    none beside them but those `ignored` names.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        wanted: Mapping[str, Sequence[int]],
+        *,
+        prefix: str = "",
+        ignored: Iterable[str] = (),
+    ) -> None:
+        """Open path; names in the file may begin with `prefix`; `ignored` are beginnings of names.
+
+        Raises:
+            BundleError: naming the tensor that is missing, unknown, misshapen or not finite.
+        """
+        self._file: Tensors = open_safetensors(path)
+        self._stored = self._names(path.name, prefix)
+        ignored = tuple(ignored)
+        for name in self._stored:
+            if name not in wanted and not name.startswith(ignored):
+                raise BundleError(
+                    f"{path.name}: tensor {name} is not part of this model, wanted only what its "
+                    "configuration describes; check config.json."
+                )
+        for name, shape in wanted.items():
+            self._check(path.name, name, tuple(shape))
+
+    def _names(self, file: str, prefix: str) -> dict[str, str]:
+        """Plain name -> name in the file."""
+        stored: dict[str, str] = {}
+        for name in self._file.names():
+            plain = name.removeprefix(prefix)
+            for old, new in _OLD_NAMES.items():
+                if plain.endswith(old):
+                    plain = plain.removesuffix(old) + new
+            if plain in stored:
+                raise BundleError(f"{file}: {stored[plain]} and {name}, wanted one of the two.")
+            stored[plain] = name
+        return stored
+
+    def _check(self, file: str, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self._stored:
+            raise BundleError(
+                f"{file}: tensor {name} is missing, wanted shape {list(shape)}; download the "
+                "checkpoint again."
+            )
+        found = tuple(self._file.shape(self._stored[name]))
+        if found != shape:
+            raise BundleError(
+                f"{file}: tensor {name} has shape {list(found)}, wanted {list(shape)} by "
+                "config.json; the two files do not belong together."
+            )
+        finite = np.isfinite(self.f32(name))
+        if not finite.all():
+            raise BundleError(
+                f"{file}: tensor {name} has {finite.size - int(finite.sum())} values that are not "
+                "finite, wanted none; the checkpoint is damaged."
+            )
+
+    def f32(self, name: str) -> F32:
+        """A tensor in float32, of its own shape; a read-only view where the file has float32."""
+        stored = self._stored[name]
+        match self._file.dtype(stored):
+            case "f32":
+                return self._file.f32(stored)
+            case "bf16":
+                return to_f32(self._file.bf16(stored))
+            case "f16":
+                return self._file.f16(stored).astype(np.float32)
+            case other:
+                raise BundleError(
+                    f"{self._file.file}: tensor {name} is {other}, wanted f32, f16 or bf16; export "
+                    "the checkpoint with float weights."
+                )
+
+    def close(self) -> None:
+        """Unmap the file; views handed out before stay valid."""
+        self._file.close()
