@@ -7,12 +7,22 @@ unchanged.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import txn
-from .controller import Fault, Stall, execute, reset_value
+from .controller import (
+    CORE_DATA_BYTES,
+    FIRST_CORE_ROW,
+    LAST_ROW,
+    Execution,
+    Fault,
+    Stall,
+    execute,
+    reset_value,
+)
 from .dma import WORD_BYTES, Piece
 from .flows import Arguments, Scratch
 from .gemm import GemmCall, GemmProgram
@@ -24,18 +34,22 @@ PROGRAMS: dict[str, Callable[..., GemmProgram | MhaProgram]] = {
     "mha": MhaProgram,
 }
 MAX_CONSTANT = 1 << 20
+MAX_CORE_ROWS = LAST_ROW - FIRST_CORE_ROW + 1
+RTP_BYTES = 64  # more than any program's run-time words take
 OCTET = 8
+MAX_PLANS = 4096  # streams kept; a patched word makes another one
+MAX_STATES = 8  # register states kept of each stream
 
 
-def load_program(pdi: bytes) -> GemmProgram | MhaProgram:
-    """The array program a PDI names.
+def load_program(pdi: bytes, partition_columns: int) -> GemmProgram | MhaProgram:
+    """The array program a PDI names, on a partition that wide.
 
     Raises:
         NoArrayProgram: none, an unknown one, or constants it cannot have.
     """
     constants: dict[str, Any] = read_constants(pdi)
     name = constants.pop("program", None)
-    if name not in PROGRAMS:
+    if not isinstance(name, str) or name not in PROGRAMS:
         known = ", ".join(PROGRAMS)
         raise NoArrayProgram(f"array program {name!r}, this emulator knows {known}")
     for key, value in constants.items():
@@ -47,10 +61,22 @@ def load_program(pdi: bytes) -> GemmProgram | MhaProgram:
         raise NoArrayProgram(f"array program {name}: {error}") from error
     if isinstance(program, GemmProgram):
         sound = program.k_tile % OCTET == 0 and program.n_tile % (2 * OCTET) == 0
+        # Row r of the cores is fed by column r's shim.
+        sound = sound and program.core_rows <= program.columns
     else:
         sound = program.heads % program.kv_heads == 0 and program.head_dim % 2 == 0
-    if not sound or program.core_rows > program.columns:
-        raise NoArrayProgram(f"array program {name}: constants {constants} contradict each other")
+    sound = (
+        sound
+        and program.columns <= partition_columns
+        and program.core_rows <= MAX_CORE_ROWS
+        and program.rtp_offset % WORD_BYTES == 0
+        and program.rtp_offset + RTP_BYTES <= CORE_DATA_BYTES
+    )
+    if not sound:
+        raise NoArrayProgram(
+            f"array program {name}: constants {constants} contradict each other or the partition "
+            f"of {partition_columns} columns and {MAX_CORE_ROWS} core rows"
+        )
     return program
 
 
@@ -76,41 +102,51 @@ def _extents(pieces: list[Piece]) -> tuple[tuple[int, int, int], ...]:
 
 
 class PlanCache:
-    """Plans by program and stream, shared by the contexts of a device."""
+    """Plans by program and stream, shared by the contexts of a device; the oldest are dropped."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[object, bytes], list[Plan]] = {}
+        self._plans: OrderedDict[tuple[object, bytes], list[Plan]] = OrderedDict()
 
     def find(self, program: GemmProgram | MhaProgram, stream: bytes, array: Array) -> Plan:
         """The plan of a stream on an array in its present state, made if there is none yet."""
-        plans = self._plans.setdefault((program, stream), [])
+        key = (program, stream)
+        plans = self._plans.get(key)
+        if plans is None:
+            plans = self._plans[key] = []
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
         for plan in plans:
             if all(array.read(a) == value for a, value in plan.entry_reads.items()):
                 return plan
+        if len(plans) >= MAX_STATES:
+            del plans[0]
         plans.append(self._make(program, stream, array))
         return plans[-1]
 
     @staticmethod
     def _make(program: GemmProgram | MhaProgram, words: bytes, array: Array) -> Plan:
         try:
-            stream = txn.decode(words)
+            stream = txn.decode(words, exact=False)  # the buffer may be longer than its stream
         except txn.TxnError as error:
             return Plan({}, {}, (), None, Fault(error.op_index, str(error)))
+        run = Execution(program.columns, array.registers, num_ops=len(stream.ops))
         try:
-            run = execute(stream, array.registers, columns=program.columns, dev_gen=array.dev_gen)
+            execute(run, stream, dev_gen=array.dev_gen)
             call = program.bind(run)
         except (Fault, Stall) as failure:
-            # What a failing stream read is not known in full, so its plan holds for this state
-            # only.
-            return Plan(dict(array.registers), {}, (), None, failure)
+            # It fails so whenever what it read up to there is the same.
+            return Plan(run.entry_reads, {}, (), None, failure.with_traceback(None))
         return Plan(run.entry_reads, run.writes, _extents(call.pieces), call, None)
 
 
 class Array:
     """One context's partition."""
 
-    def __init__(self, pdi: bytes, dev_gen: int, plans: PlanCache) -> None:
-        self.program = load_program(pdi)
+    def __init__(self, pdi: bytes, dev_gen: int, plans: PlanCache, partition_columns: int) -> None:
+        self.program = load_program(pdi, partition_columns)
+        self.program_name = next(n for n, kind in PROGRAMS.items() if kind is type(self.program))
         self.dev_gen = dev_gen
         self.registers: dict[int, int] = {}
         self._plans = plans
@@ -131,7 +167,7 @@ class Array:
         """
         plan = self._plans.find(self.program, stream, self)
         if plan.failure is not None:
-            raise plan.failure
+            raise type(plan.failure)(plan.failure.op_index, str(plan.failure))
         assert plan.call is not None
         for arg, low, high in plan.extents:
             if arg >= len(args):

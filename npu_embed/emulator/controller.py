@@ -1,12 +1,13 @@
 """The command processor: executes an instruction stream into register writes and DMA flows.
 
 The result of a stream is a pure function of its words and of the registers it reads without having
-written them. `execute` therefore returns both, so that a stream seen before is not executed
-again while what it read is unchanged.
+written them. An Execution therefore holds both, so that a stream seen before is not executed again
+while what it read is unchanged.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from .dma import (
     BD_BYTES,
     BD_COUNT,
     BD_WORDS,
+    WORD_BYTES,
     BadDescriptor,
     Piece,
     decode_descriptor,
@@ -42,6 +44,8 @@ RESET_MEMORY = 0xFFFFFFFF  # what a core reads from memory that nobody wrote sin
 DDR_OFFSET = 0x80000000
 FOLDED_FROM_ARG = 5
 
+MAX_PIECES = 1 << 15  # of one run; whole streams of a few dozen are the rule
+
 Channel = tuple[int, str, int]  # column, direction, number
 
 
@@ -67,13 +71,23 @@ class Stall(Exception):
         self.op_index = op_index
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait for results: `words` of a channel, when every channel was told to move `moved`."""
+
+    op_index: int
+    channel: Channel
+    words: int
+    moved: Mapping[Channel, int]
+
+
 @dataclass(slots=True)
 class Execution:
     """What executing a stream left behind.
 
     flows: the pieces each channel was told to move, in order. writes: registers and core memory
     written. entry_reads: what was read from before the stream, and had to be as it was for this
-    result.
+    result. waits: the waits for results, in order.
     """
 
     columns: int
@@ -81,9 +95,14 @@ class Execution:
     writes: dict[int, int] = field(default_factory=dict)
     entry_reads: dict[int, int] = field(default_factory=dict)
     flows: dict[Channel, list[Piece]] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
     num_ops: int = 0
     _addresses: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _tokens: dict[Channel, int] = field(default_factory=dict)
+    _moved: dict[Channel, int] = field(default_factory=dict)
+    # Words a channel has moved in all when each of its tokens not taken yet comes.
+    _tokens: dict[Channel, deque[int]] = field(default_factory=dict)
+    _waited: dict[Channel, int] = field(default_factory=dict)
+    _pieces: int = 0
 
     def read(self, address: int) -> int:
         """A register or core memory word as the stream left it."""
@@ -100,6 +119,8 @@ class Execution:
     def write(self, op_index: int, address: int, value: int) -> None:
         """One register write, with what it sets off."""
         col, row, offset = txn.split_address(address)
+        if offset % WORD_BYTES:
+            raise Fault(op_index, f"register address 0x{address:X}, wanted a multiple of 4")
         if col >= self.columns or row > LAST_ROW:
             raise Fault(
                 op_index,
@@ -114,7 +135,10 @@ class Execution:
         elif offset in QUEUES:
             self._push(op_index, col, QUEUES[offset], value)
             return
-        self._addresses.pop(address, None)  # a raw address replaces a patched one
+        if row == 0:
+            # A raw address, its low word or its high one, replaces a patched one.
+            self._addresses.pop(address, None)
+            self._addresses.pop(address - WORD_BYTES, None)
         self.writes[address] = value
 
     @staticmethod
@@ -126,7 +150,7 @@ class Execution:
         """Put an argument's address into a descriptor."""
         col, row, offset = txn.split_address(op.address)
         bd, at = divmod(offset - BD_BASE, BD_BYTES)
-        if row != 0 or not 0 <= bd < BD_COUNT or at != 4 or col >= self.columns:
+        if row != 0 or not 0 <= bd < BD_COUNT or at != WORD_BYTES or col >= self.columns:
             raise Fault(
                 op_index, f"address patch of 0x{op.address:X}, which is no shim descriptor's word 1"
             )
@@ -139,8 +163,8 @@ class Execution:
         self._addresses[op.address] = (op.arg_index, plus // 4)
 
     def _push(self, op_index: int, col: int, channel: tuple[str, int], word: int) -> None:
-        direction, number = channel
-        flow = self.flows.setdefault((col, direction, number), [])
+        key = (col, *channel)
+        flow = self.flows.setdefault(key, [])
         bd: int | None = word & 0xF
         chain: set[int] = set()
         while bd is not None:
@@ -156,15 +180,19 @@ class Execution:
                 raise Fault(op_index, f"descriptor {bd} of column {col} has no argument's address")
             arg, offset = self._addresses[base + 4]
             repeats = (word >> 16 & 0xFF) + 1
-            flow.extend(pushed(descriptor, arg, offset, repeats))
+            pieces = pushed(descriptor, arg, offset, repeats)
+            self._pieces += len(pieces)
+            if self._pieces > MAX_PIECES:
+                raise Fault(op_index, f"more than {MAX_PIECES} pieces to move in one run")
+            flow.extend(pieces)
+            self._moved[key] = self._moved.get(key, 0) + descriptor.length * repeats
             current = (descriptor.iteration_current + repeats) % descriptor.iteration_size
             if current != descriptor.iteration_current:
                 w6 = self.read(base + 24)
                 self.writes[base + 24] = w6 & ~(0x3F << 26) | current << 26
             bd = descriptor.next_bd
         if word >> 31 & 1:
-            key = (col, direction, number)
-            self._tokens[key] = self._tokens.get(key, 0) + 1
+            self._tokens.setdefault(key, deque()).append(self._moved[key])
 
     def step(self, index: int, op: txn.Op) -> None:
         """Execute one operation."""
@@ -186,14 +214,21 @@ class Execution:
             raise Fault(index, f"{type(op).__name__} operations are not emulated")
 
     def sync(self, op_index: int, op: txn.Sync) -> None:
-        """Take a token of each column named."""
+        """Take a token of each tile named; only the shim's DMA sends any."""
+        direction = DIRECTIONS[op.direction & 1]
+        if op.row != 0 or op.nrow > 1:
+            raise Stall(op_index, f"waits for tokens of rows {op.row} to {op.row + op.nrow - 1}")
         for col in range(op.col, op.col + max(1, op.ncol)):
-            key = (col, DIRECTIONS[op.direction & 1], op.channel)
-            if op.row != 0 or not self._tokens.get(key):
+            key = (col, direction, op.channel)
+            tokens = self._tokens.get(key)
+            if not tokens:
                 raise Stall(
-                    op_index, f"waits for a token of {key[1]}{op.channel} of tile ({col}, {op.row})"
+                    op_index, f"waits for a token of {direction}{op.channel} of column {col}"
                 )
-            self._tokens[key] -= 1
+            words = tokens.popleft()
+            if direction == "S2MM":
+                self._waited[key] = words
+                self.waits.append(Wait(op_index, key, words, dict(self._moved)))
 
     def poll(self, op_index: int, op: txn.MaskPoll) -> None:
         """Wait until a register has a value."""
@@ -202,25 +237,24 @@ class Execution:
 
     def check_waited(self) -> None:
         """Every result must be waited for, or the run ends before its data is there."""
-        for (col, direction, number), _ in self.flows.items():
-            if direction == "S2MM" and self._tokens.get((col, direction, number), 0):
+        for key, words in self._moved.items():
+            col, direction, number = key
+            waited = self._waited.get(key, 0)
+            if direction == "S2MM" and waited < words:
                 raise Fault(
                     self.num_ops,
-                    f"S2MM{number} of column {col} is never waited for; the run would end before "
-                    "its results are in memory",
+                    f"only {waited} of the {words} words of S2MM{number} of column {col} are "
+                    "waited for; the run would end before its results are in memory",
                 )
 
 
-def execute(
-    stream: txn.Stream, entry: Mapping[int, int], *, columns: int, dev_gen: int
-) -> Execution:
-    """Execute a stream on an array whose registers hold `entry`; nothing is moved yet.
+def execute(run: Execution, stream: txn.Stream, *, dev_gen: int) -> None:
+    """Execute a stream on an array in the state of `run.entry`; nothing is moved yet.
 
     Raises:
         Fault: the stream would end in state ERROR.
         Stall: the stream would wait for ever.
     """
-    run = Execution(columns, entry, num_ops=len(stream.ops))
     if stream.header.dev_gen != dev_gen:
         raise Fault(
             -1, f"stream for device generation {stream.header.dev_gen}, this NPU is {dev_gen}"
@@ -228,4 +262,3 @@ def execute(
     for index, op in enumerate(stream.ops):
         run.step(index, op)
     run.check_waited()
-    return run

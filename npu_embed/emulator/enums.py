@@ -14,10 +14,16 @@ class PybindEnum:
 
     _values_: ClassVar[dict[str, int]] = {}
     __members__: ClassVar[dict[str, PybindEnum]] = {}
-    __slots__ = ("name", "value")
+    # Not `name`: a member of that name (xrt_info_device has one) would take the slot's place.
+    __slots__ = ("_label", "value")
 
-    name: str
+    _label: str
     value: int
+
+    @property
+    def name(self) -> str:
+        """The member's name, `???` for a value without one."""
+        return self._label
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -34,7 +40,7 @@ class PybindEnum:
                 f"supported:\n    1. {type(self).__name__}(value: int)"
             )
         names = [n for n, v in self._values_.items() if v == value]
-        object.__setattr__(self, "name", names[0] if names else "???")
+        object.__setattr__(self, "_label", names[0] if names else "???")
         object.__setattr__(self, "value", value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -53,10 +59,10 @@ class PybindEnum:
         return hash(self.value)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}.{self.name}: {self.value}>"
+        return f"<{type(self).__name__}.{self._label}: {self.value}>"
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}.{self.name}"
+        return f"{type(self).__name__}.{self._label}"
 
 
 class xclBOSyncDirection(PybindEnum):
@@ -87,6 +93,16 @@ class ert_cmd_state(PybindEnum):
         "ERT_CMD_STATE_SKERROR": 10,
         "ERT_CMD_STATE_SKCRASHED": 11,
     }
+    ERT_CMD_STATE_NEW: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_QUEUED: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_COMPLETED: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_ERROR: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_ABORT: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_SUBMITTED: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_TIMEOUT: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_NORESPONSE: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_SKERROR: ClassVar[ert_cmd_state]
+    ERT_CMD_STATE_SKCRASHED: ClassVar[ert_cmd_state]
 
 
 class cu_access_mode(PybindEnum):
@@ -99,6 +115,8 @@ class access_mode(PybindEnum):
     """How a context shares its partition; accepted and ignored by the NPU's driver."""
 
     _values_: ClassVar[dict[str, int]] = {"exclusive": 0, "shared": 1}
+    exclusive: ClassVar[access_mode]
+    shared: ClassVar[access_mode]
 
 
 class bo_flags(PybindEnum):
@@ -112,6 +130,12 @@ class bo_flags(PybindEnum):
         "host_only": 1 << 29,
         "p2p": 1 << 30,
     }
+    normal: ClassVar[bo_flags]
+    cacheable: ClassVar[bo_flags]
+    svm: ClassVar[bo_flags]
+    device_only: ClassVar[bo_flags]
+    host_only: ClassVar[bo_flags]
+    p2p: ClassVar[bo_flags]
 
 
 bo_flags.__name__ = "flags"

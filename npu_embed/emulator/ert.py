@@ -9,13 +9,12 @@ Source: XRT's ert.h, command ERT_START_CU.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .xclbin import Argument
 
 START_CU = 0
 NEW, QUEUED, RUNNING, COMPLETED, ERROR, ABORT, SUBMITTED, TIMEOUT = range(1, 9)
-EXEC_BUFFER_BYTES = 4096
 CU_MASK = 1
 POINTER_BYTES = 8
 
@@ -38,8 +37,13 @@ def encode_start(arguments: Sequence[Argument], values: Mapping[int, int]) -> by
     return struct.pack("<II", header, CU_MASK) + bytes(regmap)
 
 
-def decode_start(arguments: Sequence[Argument], packet: bytes) -> dict[int, int]:
-    """Argument index -> value of a start packet.
+def payload_words(packet: bytes) -> int:
+    """How many words of arguments a start packet carries: what the firmware's message must hold."""
+    return len(packet) // 4 - 2
+
+
+def decode_start(arguments: Sequence[Argument], packet: bytes) -> Iterator[tuple[Argument, int]]:
+    """Each argument with its value in a start packet.
 
     Raises:
         ValueError: no start packet, or one too short for the arguments.
@@ -49,10 +53,8 @@ def decode_start(arguments: Sequence[Argument], packet: bytes) -> dict[int, int]
     if header >> 23 & 0x1F != START_CU or mask != CU_MASK or 4 + 4 * count > len(packet):
         raise ValueError(f"command packet header 0x{header:08X}, wanted ERT_START_CU")
     regmap = memoryview(packet)[8 : 4 + 4 * count]
-    values = {}
     for a in arguments:
         field = regmap[a.offset_bytes : a.offset_bytes + field_bytes(a)]
         if len(field) != field_bytes(a):
             raise ValueError(f"command packet of {len(regmap)} bytes ends before {a.name}")
-        values[a.index] = int.from_bytes(field, "little")
-    return values
+        yield a, int.from_bytes(field, "little")

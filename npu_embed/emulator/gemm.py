@@ -6,6 +6,7 @@ words are described in docs/array-programs.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..bf16 import to_bf16, to_f32
 from . import epilogues
-from .controller import Execution, Fault
+from .controller import Channel, Execution, Fault
 from .dma import Piece
 from .flows import (
     Arguments,
@@ -26,7 +27,7 @@ from .flows import (
     spread,
     view,
 )
-from .program import expect_words, read_rtp, refuse_other_flows
+from .program import check_waits, check_work, expect_words, read_rtp, refuse_other_flows
 
 F32 = NDArray[np.float32]
 OCTET = 8  # B is packed in blocks of 8 columns by 8 rows
@@ -86,6 +87,17 @@ class GemmProgram:
         expected |= {(col, "MM2S", 1) for col in range(len(n_blocks))}
         expected |= {(col, "S2MM", 0) for col in range(len(n_blocks))}
         refuse_other_flows(run, expected)
+
+        def ready(col: int, moved: Mapping[Channel, int]) -> int:
+            """Cores pass A on from column to column: a chunk needs the operands of all of them."""
+            done = min(moved.get((r, "MM2S", 0), 0) // (a_words // chunks) for r in range(len(a)))
+            for column, blocks in enumerate(n_blocks):
+                done = min(done, moved.get((column, "MM2S", 1), 0) // (blocks * block_words))
+            return done * (rows // chunks) * n_blocks[col] * n_out // 2
+
+        check_waits(run, ready)
+        n = sum(n_blocks) * self.n_tile
+        check_work(run, rows * k + rows * n + k * n)
         return GemmCall(
             self, chunks, k_blocks, tuple(n_blocks), epilogue, bool(bias), n_out, a, b, c
         )
@@ -123,7 +135,7 @@ class GemmCall:
         self._same_weights = chunks == 1 or all(
             len(flow) == 1 and flow[0].shape[0] == chunks and flow[0].strides[0] == 0 for flow in b
         )
-        self._weights_key = ("gemm B", tuple(tuple(f) for f in b), n_blocks, k_blocks, bias)
+        self._weights_key = (p, tuple(tuple(f) for f in b), n_blocks, k_blocks, bias)
 
     def _find_a_view(self) -> View | None:
         """A as one [rows, K] view, where the core rows' streams interleave to one."""
@@ -180,9 +192,10 @@ class GemmCall:
         """B and bias in float32, one for all chunks or one each; kept while B is unchanged."""
         first = args[self._b[0][0].arg]
         memory = first.memory
+        version = memory.version  # before reading: a sync by another thread makes it stale
         key = (first.base_bytes, self._weights_key)
         kept = memory.derived.get(key)
-        if kept is not None and kept[0] == memory.version:
+        if kept is not None and kept[0] == version:
             return kept[1]  # type: ignore[return-value]
         groups = 1 if self._same_weights else self._chunks
         columns = []
@@ -200,7 +213,7 @@ class GemmCall:
             for g in range(groups)
         ]
         if all(args[piece.arg].memory is memory for flow in self._b for piece in flow):
-            memory.derived[key] = (memory.version, weights)
+            memory.derived[key] = (version, weights)
         return weights
 
     def __call__(self, args: Arguments, scratch: Scratch) -> None:

@@ -7,118 +7,56 @@ the device's own timeout second, as on hardware.
 
 from __future__ import annotations
 
-import bisect
+import errno
 import itertools
 import logging
 import os
 import random
+import struct
 import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from .. import settings
 from . import ert, slots
-from .array import Array, PlanCache, load_program
+from .array import Array, PlanCache
+from .command import Chain, Command, Context, ShimError, Window
 from .controller import Fault, Stall
+from .dma import WORD_BYTES
 from .flows import Argument, Scratch
+from .heap import Heap
 from .memory import PAGE_BYTES, Memory
 from .profile import Profile, current
-from .xclbin import KernelInfo, Xclbin
+from .xclbin import Argument as KernelArgument
+from .xclbin import Xclbin
 
 log = logging.getLogger(__name__)
+
+__all__ = ["Chain", "Command", "Context", "EmulatedNpu", "ShimError", "Window"]
 
 HEAP_BASE = 0x4000000
 HOST_BASE = 0x1_0000_0000
 TXN_OPCODE = 3
+SLOT_HANDLE_BITS = 8  # of a buffer's group, which carries the context's handle
 
 _UNSET = Memory(0, None)  # an argument nobody set: any access is out of its range
 _serials = itertools.count(1)
+_npus: weakref.WeakSet[EmulatedNpu] = weakref.WeakSet()
 
 
-class ShimError(Exception):
-    """An ioctl of the driver failed: `<name> IOCTL failed (err=<n>): <strerror>`."""
-
-    def __init__(self, ioctl: str, errno_value: int, sign: int = -1) -> None:
-        super().__init__(
-            f"DRM_IOCTL_AMDXDNA_{ioctl} IOCTL failed (err={sign * errno_value}): "
-            f"{os.strerror(errno_value)}"
-        )
+def _unlock_after_fork() -> None:
+    """In a forked child: a lock that another thread of the parent held would never be freed."""
+    for npu in _npus:
+        npu.lock = threading.RLock()
 
 
-@dataclass(slots=True, eq=False)
-class Window:
-    """A buffer or sub-buffer: a range of an allocation, at a device address."""
-
-    memory: Memory
-    address: int
-    offset: int
-    size: int
+os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
-class Heap:
-    """First-fit addresses of the device heap, or of host memory mapped for the device."""
-
-    def __init__(self, base: int, limit_bytes: int | None, alignment_bytes: int) -> None:
-        self._base, self._limit, self._alignment = base, limit_bytes, alignment_bytes
-        self._taken: list[tuple[int, int]] = []  # (start, end), sorted
-
-    def take(self, size: int) -> int | None:
-        """The address of a free range, or None if the heap is full."""
-        start = self._base
-        for low, high in self._taken:
-            if low - start >= size:
-                break
-            start = -(-high // self._alignment) * self._alignment
-        if self._limit is not None and start + size > self._base + self._limit:
-            return None
-        bisect.insort(self._taken, (start, start + size))
-        return start
-
-    def give_back(self, address: int) -> None:
-        """Free the range that starts at address."""
-        at = bisect.bisect_left(self._taken, (address, 0))
-        if at < len(self._taken) and self._taken[at][0] == address:
-            del self._taken[at]
-
-
-@dataclass(slots=True, eq=False)
-class Command:
-    """A submitted packet and the buffers its ioctl names."""
-
-    context: Context
-    kernel_index: int
-    kernel: KernelInfo
-    packet: bytes
-    windows: Sequence[Window]
-    state: int = ert.QUEUED
-    detail: str = ""
-    txn_op_index: int = -1
-    hung_since_ms: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Context:
-    """A hardware context: a slot, a partition of the array, a queue."""
-
-    npu: EmulatedNpu
-    handle: int
-    slot: int
-    serial: int
-    arrays: dict[int, Array]  # by the kernel's position in the xclbin
-    queue: deque[Command] = field(default_factory=deque)
-    destroyed: bool = False
-
-    def destroy(self) -> None:
-        """Give the slot back; queued commands are aborted."""
-        if self.destroyed:
-            return
-        self.destroyed = True
-        for command in self.queue:
-            command.state = ert.ABORT
-        self.queue.clear()
-        self.npu.table.release(self.slot)
-        self.npu.contexts.discard(self)
+def _host_limit_bytes() -> int:
+    """The most a single buffer may take: both its sides must fit in the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 class EmulatedNpu:
@@ -132,6 +70,7 @@ class EmulatedNpu:
         self.contexts: set[Context] = set()
         self.clock_ms = 0
         self.switches = 0
+        self.busy_seconds: dict[str, float] = {}  # real time in each array program, failures too
         self.lock = threading.RLock()
         self._scratch = Scratch()
         self._plans = PlanCache()
@@ -139,6 +78,9 @@ class EmulatedNpu:
         self._random = random.Random(settings.emulator_seed()) if self.mode == "loose" else None
         self._heap = Heap(HEAP_BASE, self.profile.heap_bytes, self.profile.heap_alignment_bytes)
         self._host = Heap(HOST_BASE, None, PAGE_BYTES)
+        self._freed: deque[tuple[Heap, int]] = deque()
+        self._progress_ms = 0  # when a command was last submitted or completed
+        _npus.add(self)
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -148,18 +90,33 @@ class EmulatedNpu:
         Raises:
             ShimError: size 0, or the heap is full.
         """
+        sign = self.profile.errno_sign
         if size < 1:
-            raise ShimError("CREATE_BO", 22, self.profile.errno_sign)
+            raise ShimError("CREATE_BO", errno.EINVAL, sign)
+        if size > _host_limit_bytes():
+            raise ShimError("CREATE_BO", errno.ENOMEM, sign)
         with self.lock:
-            address = (self._heap if in_heap else self._host).take(-(-size // 4096) * 4096)
-            if address is None:
-                raise ShimError("CREATE_BO", 28, self.profile.errno_sign)
-            return Window(Memory(size, self._random), address, 0, size)
+            while self._freed:
+                heap, address = self._freed.popleft()
+                heap.give_back(address)
+            heap = self._heap if in_heap else self._host
+            taken = heap.take(-(-size // PAGE_BYTES) * PAGE_BYTES)
+            if taken is None:
+                raise ShimError("CREATE_BO", errno.ENOSPC, sign)
+            try:
+                memory = Memory(size, self._random)
+            except (OSError, MemoryError):
+                heap.give_back(taken)
+                raise ShimError("CREATE_BO", errno.ENOMEM, sign) from None
+            return Window(memory, taken, 0, size)
 
     def free(self, window: Window, in_heap: bool) -> None:
-        """Free an allocation's address; its memory lives as long as somebody maps it."""
-        with self.lock:
-            (self._heap if in_heap else self._host).give_back(window.address)
+        """Free an allocation's address; its memory lives as long as somebody maps it.
+
+        Called by the garbage collector at any moment, even within allocate: so without a lock, and
+        the address is given back at the next allocation.
+        """
+        self._freed.append((self._heap if in_heap else self._host, window.address))
 
     # -- contexts -----------------------------------------------------------------------------
 
@@ -174,13 +131,15 @@ class EmulatedNpu:
         if partition is None or not partition.pdis:
             raise ValueError("No valid DPU kernel found in xclbin")
         if not 1 <= partition.column_width <= self.profile.columns:
-            raise ShimError("CREATE_HWCTX", 22, self.profile.errno_sign)
+            raise ShimError("CREATE_HWCTX", errno.EINVAL, self.profile.errno_sign)
         arrays: dict[int, Array] = {}
         for index, kernel in enumerate(xclbin.kernels):
             for pdi in partition.pdis:
                 if kernel.dpu_kernel_id in pdi.dpu_kernel_ids:
-                    load_program(pdi.image)  # refused before a slot is taken
-                    arrays[index] = Array(pdi.image, self.profile.dev_gen, self._plans)
+                    # A program that cannot be run is refused before a slot is taken.
+                    arrays[index] = Array(
+                        pdi.image, self.profile.dev_gen, self._plans, partition.column_width
+                    )
                     break
         if not arrays:
             raise ValueError("No valid DPU kernel found in xclbin")
@@ -188,68 +147,80 @@ class EmulatedNpu:
             slot = self.table.acquire(self.slots)
             if slot is None:
                 raise ShimError("CREATE_HWCTX", self.profile.no_slot_errno, self.profile.errno_sign)
-            context = Context(self, next(self._handles), slot, next(_serials), arrays)
+            handle = next(self._handles) & (1 << SLOT_HANDLE_BITS) - 1
+            context = Context(self, handle, slot, next(_serials), arrays)
             self.contexts.add(context)
             return context
 
     # -- commands -----------------------------------------------------------------------------
 
     def submit(self, command: Command) -> None:
-        """Queue a command; with the queue full, the oldest one runs first, as the ioctl blocks."""
+        """Queue a command; with the queue full, the oldest one runs first, as the ioctl blocks.
+
+        Raises:
+            ShimError: the context is gone or another process's, or the packet holds more buffers
+                than the firmware's message.
+        """
         context = command.context
         with self.lock:
-            if context.destroyed:
-                raise ShimError("EXEC_CMD", 2, self.profile.errno_sign)
+            if not context.usable:
+                raise ShimError("EXEC_CMD", errno.ENOENT, self.profile.errno_sign)
+            if ert.payload_words(command.packet) > self.profile.payload_words:
+                raise ShimError("EXEC_CMD", errno.EINVAL, self.profile.errno_sign)
             while len(context.queue) >= self.profile.max_commands:
                 self.finish(context.queue[0])
             command.state = ert.QUEUED
             context.queue.append(command)
+            self._progress_ms = self.clock_ms
 
     def finish(self, command: Command, timeout_ms: int = 0) -> bool:
         """Let the queue run until the command ends, or some virtual time; True if it ended."""
         with self.lock:
             deadline_ms = self.clock_ms + timeout_ms if timeout_ms else None
             context = command.context
-            while command.state in (ert.QUEUED, ert.RUNNING):
+            while command.in_flight:
                 head = context.queue[0]
                 if head.hung_since_ms is None:
                     self._execute(head)
-                if head.hung_since_ms is not None:
-                    reset_ms = head.hung_since_ms + self.profile.tdr_ms
-                    if deadline_ms is not None and deadline_ms < reset_ms:
-                        self.clock_ms = deadline_ms
-                        return False
-                    self.clock_ms = max(self.clock_ms, reset_ms)
-                    self._time_out(context)
-                else:
-                    context.queue.popleft()
+                if head.hung_since_ms is None:
+                    # Unless the head's run was dropped meanwhile, and with it the command.
+                    if context.queue and context.queue[0] is head:
+                        context.queue.popleft()
+                    continue
+                # The watchdog counts from the last progress of any command on the device.
+                reset_ms = max(head.hung_since_ms, self._progress_ms) + self.profile.tdr_ms
+                if deadline_ms is not None and deadline_ms < reset_ms:
+                    self.clock_ms = deadline_ms
+                    return False
+                self.clock_ms = max(self.clock_ms, reset_ms)
+                self._time_out(context)
             return True
 
     def poll(self, command: Command) -> int:
-        """The command's state; looking takes a virtual millisecond and lets one command run."""
+        """The command's state; looking takes a virtual millisecond, and lets the queue run."""
         with self.lock:
-            if command.state in (ert.QUEUED, ert.RUNNING):
+            if command.in_flight:
                 self.finish(command, timeout_ms=1)
             return command.state
 
-    def _time_out(self, context: Context) -> None:
+    @staticmethod
+    def _time_out(context: Context) -> None:
         """The watchdog: the head timed out, the rest is aborted, the context rebuilt."""
-        head = context.queue.popleft()
-        head.state = ert.TIMEOUT
-        head.hung_since_ms = None
+        context.queue.popleft().end(ert.TIMEOUT)
         for later in context.queue:
-            later.state = ert.ABORT
+            later.end(ert.ABORT)
         context.queue.clear()
-        for array in context.arrays.values():
-            array.reset()
+        context.reset()
 
     def _execute(self, command: Command) -> None:
         """Run the head of a queue to its end, or to the point where it hangs."""
         context = command.context
+        if command.chain is not None and command.chain.failed:
+            command.end(ert.ABORT)
+            return
         if self.table.take_the_array(context.serial):
             self.switches += 1
-            for array in context.arrays.values():
-                array.reset()
+            context.reset()
         command.state = ert.RUNNING
         try:
             self._run(command)
@@ -257,55 +228,93 @@ class EmulatedNpu:
             command.hung_since_ms = self.clock_ms
             self._note(command, stall)
         except Fault as fault:
-            command.state = ert.ERROR
+            command.end(ert.ERROR)
             self._note(command, fault)
+            context.reset()  # how far it came is unknown: nothing in the tiles can be relied on
+            self._progress_ms = self.clock_ms
         else:
-            command.state = ert.COMPLETED
+            command.end(ert.COMPLETED)
+            self._progress_ms = self.clock_ms
 
     @staticmethod
     def _note(command: Command, failure: Fault | Stall) -> None:
         command.detail, command.txn_op_index = str(failure), failure.op_index
-        log.warning("emulated NPU: op %d: %s", failure.op_index, failure)
+        log.warning("emulated NPU: op %d: %s", failure.op_index, command.detail)
 
     def _run(self, command: Command) -> None:
-        values = ert.decode_start(command.kernel.args, command.packet)
-        windows = {w.address: w for w in command.windows}
         arguments: list[Argument] = []
         stream: bytes | None = None
-        for a in command.kernel.args:
-            value = values[a.index]
+        count: int | None = None
+        for a, value in ert.decode_start(command.kernel.args, command.packet):
             if a.qualifier == 0:
                 if a.name == "opcode" and value != TXN_OPCODE:
                     raise Fault(-1, f"opcode {value} is not emulated, wanted {TXN_OPCODE}")
-                continue
-            window = windows.get(value)
-            if a.name in ("instr", "instruct"):
-                if window is None:
-                    raise Fault(-1, f"instruction address 0x{value:X} is no buffer of this run")
-                stream = self._stream(window)
-            elif window is not None:
-                if self.mode == "loose":
-                    window.memory.evict_lines()
-                arguments.append(Argument(window.memory, window.offset, window.size))
-            elif value == 0:
-                arguments.append(Argument(_UNSET, 0, 0))
+                if a.name.startswith("ninstr"):
+                    count = value
+            elif a.name.startswith("instr"):
+                window = self._bound(command, a, value)
+                stream = b"" if window is None else self._stream(window)
             else:
-                raise Fault(-1, f"address 0x{value:X} of {a.name} is no buffer of this run")
+                window = self._bound(command, a, value)
+                arguments.append(
+                    Argument(_UNSET, 0, 0)
+                    if window is None
+                    else Argument(window.memory, window.offset, window.size)
+                )
         if stream is None:
             raise Fault(-1, "the kernel has no instruction argument")
-        command.context.arrays[command.kernel_index].run(stream, arguments, self._scratch)
+        self._check_count(stream, count)
+        array = command.context.arrays[command.kernel_index]
+        start = time.perf_counter()
+        try:
+            array.run(stream, arguments, self._scratch)
+        except MemoryError:
+            raise Fault(-1, "this machine has no memory left to compute the run") from None
+        finally:
+            busy = self.busy_seconds.get(array.program_name, 0.0) + time.perf_counter() - start
+            self.busy_seconds[array.program_name] = busy
 
-    def _stream(self, window: Window) -> bytes:
+    def _bound(self, command: Command, a: KernelArgument, value: int) -> Window | None:
+        """The buffer at an argument's address, as the array finds it; None if it was never set.
+
+        Raises:
+            Fault: another address than the buffer's, or one that no DMA can start at.
+        """
+        window = command.windows.get(a.index)
+        if window is None and value == 0:
+            return None
+        if window is None or window.address != value:
+            raise Fault(-1, f"address 0x{value:X} of {a.name} is no buffer of this run")
+        if value % WORD_BYTES:
+            raise Fault(-1, f"address 0x{value:X} of {a.name}, wanted a multiple of {WORD_BYTES}")
+        if self.mode == "loose":
+            window.memory.evict_lines()
+        return window
+
+    @staticmethod
+    def _check_count(stream: bytes, count: int | None) -> None:
+        """Refuse an instruction count below the stream's own size.
+
+        Hosts pass words or bytes, the firmware goes by the stream's header: both are taken, but
+        not a count that is too small even in words.
+        """
+        if count is None or len(stream) < 16:
+            return
+        (size_bytes,) = struct.unpack_from("<I", stream, 12)
+        if count * WORD_BYTES < size_bytes:
+            raise Fault(-1, f"ninstr is {count}, the stream has {size_bytes // WORD_BYTES} words")
+
+    @staticmethod
+    def _stream(window: Window) -> bytes:
         """The instruction words the device sees, as bytes; kept while the buffer is unchanged."""
         memory = window.memory
-        if self.mode == "loose":
-            memory.evict_lines()
+        version = memory.version  # before the copy: a sync by another thread makes it stale
         key = ("stream", window.offset, window.size)
         kept = memory.derived.get(key)
-        if kept is not None and kept[0] == memory.version:
+        if kept is not None and kept[0] == version:
             return kept[1]  # type: ignore[return-value]
         words = memory.device[window.offset : window.offset + window.size].tobytes()
-        memory.derived[key] = (memory.version, words)
+        memory.derived[key] = (version, words)
         return words
 
     def abandon(self, command: Command) -> None:
@@ -313,4 +322,4 @@ class EmulatedNpu:
         with self.lock:
             if command in command.context.queue:
                 command.context.queue.remove(command)
-            command.state = ert.ABORT
+            command.end(ert.ABORT)

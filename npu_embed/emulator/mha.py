@@ -5,26 +5,28 @@ Base-2 softmax of scores the host has scaled; see docs/array-programs.md for str
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..bf16 import round_f32, to_bf16, to_f32
-from .controller import Execution, Fault
+from .controller import Channel, Execution, Fault
 from .dma import Piece
 from .flows import (
     Arguments,
     Scratch,
     View,
     collapse,
+    flow_words,
     gather,
     scatter,
     split_dims,
     spread,
     view,
 )
-from .program import expect_words, read_rtp, refuse_other_flows
+from .program import check_waits, check_work, expect_words, read_rtp, refuse_other_flows
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -36,6 +38,26 @@ NO_WINDOW = 0xFFFFFFFF
 # 2^s as e^(s ln 2): numpy's float32 exp is vectorised where its exp2 is not. The product's rounding
 # moves p by at most |s| 2^-24 relative, far below the bf16 rounding of p that follows.
 _LN2 = np.float32(np.log(2.0))
+
+
+# OpenBLAS splits products of more multiply-adds than this over threads. For attention's small ones
+# that gains nothing on an idle machine, and on a busy one the threads wait for each other in a
+# spin: the same work took up to 20 times as long.
+_ONE_THREAD_MACS = 1 << 18
+
+
+def _block_rows(rows: int, macs_a_row: int) -> int:
+    """The most rows, halving from `rows`, whose product stays on one BLAS thread."""
+    while rows % 2 == 0 and rows * macs_a_row > _ONE_THREAD_MACS:
+        rows //= 2
+    return rows
+
+
+def _weighted(p: F32, values: F32, block_rows: int) -> F32:
+    """P @ values: [heads, rows, keys] with [heads, keys, d], one product for block_rows rows."""
+    heads, rows, keys = p.shape
+    out: F32 = np.matmul(p.reshape(heads, -1, block_rows, keys), values[:, None])
+    return out.reshape(heads, rows, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +127,19 @@ class MhaProgram:
                 for direction, number in (("MM2S", 0), ("MM2S", 1), ("S2MM", 0))
             },
         )
+
+        def ready(col: int, moved: Mapping[Channel, int]) -> int:
+            """A head's softmax needs all keys, its columns' results need all heads."""
+            c = columns[col]
+            whole = moved.get((col, "MM2S", 0), 0) >= flow_words(c.q) and moved.get(
+                (col, "MM2S", 1), 0
+            ) >= flow_words(c.kv)
+            return flow_words(c.o) if whole else 0
+
+        check_waits(run, ready)
+        all_heads = sum(c.heads for c in columns)
+        most_keys = max(kv for column in limits for kv, _ in column)
+        check_work(run, all_heads * rows * (most_keys + 4 * self.head_dim))
         return MhaCall(self, rows, columns, limits)
 
 
@@ -211,8 +246,11 @@ class MhaCall:
         keys, values = to_f32(k[:, :kv]), to_f32(v[:, :kv])
         if g.kv_of_head is not None:
             keys, values = keys[list(g.kv_of_head)], values[list(g.kv_of_head)]
-        scores = np.matmul(q, keys.transpose(0, 2, 1))
-        masked = None
+        heads, rows, head_dim = q.shape
+        # [heads, blocks, rows of a block, d]: one product a block, see _block_rows.
+        blocks = q.reshape(heads, -1, _block_rows(rows, kv * head_dim), head_dim)
+        scores = np.matmul(blocks, keys.transpose(0, 2, 1)[:, None]).reshape(heads, rows, kv)
+        masked: NDArray[np.bool_] | None = None
         if window < kv + first_row + q.shape[1]:
             i = np.arange(first_row, first_row + q.shape[1])[:, None]
             masked = np.abs(i - np.arange(kv)[None, :]) > window
@@ -227,7 +265,18 @@ class MhaCall:
         if masked is not None:
             total[total == 0.0] = 1.0
         p /= total
-        out: F32 = np.matmul(round_f32(p), values)
+        p = round_f32(p)
+        # A key outside the window does not take part, and 0 * NaN would.
+        if masked is None or np.isfinite(values).all():
+            return _weighted(p, values, blocks.shape[2])
+        finite = np.isfinite(values)
+        out = _weighted(p, np.where(finite, values, np.float32(0)), blocks.shape[2])
+        takes_part: NDArray[np.bool_] = np.logical_not(masked)
+        broken: NDArray[np.bool_] = np.logical_not(finite).max(axis=-1)  # [heads, keys]
+        meets = takes_part & broken[:, None]  # [heads, rows, keys]
+        for head, row in np.argwhere(meets.any(axis=-1)):
+            taken = takes_part[row]
+            out[head, row] = p[head, row, taken] @ values[head, taken]
         return out
 
     def __call__(self, args: Arguments, scratch: Scratch) -> None:

@@ -26,7 +26,8 @@ class Profile:
     errno_sign: int = -1
     tdr_ms: int = 2000
     max_commands: int = 4  # in flight in one context; a further start blocks
-    max_buffers: int = 7  # what the firmware's 19-word payload holds
+    # Arguments in the firmware's message: opcode, instructions, their count and 7 buffers.
+    payload_words: int = 19
     heap_bytes: int = 512 << 20
     heap_alignment_bytes: int = 32 << 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from .controller import Channel, Execution, Fault, Stall
@@ -15,6 +15,7 @@ PDI_MAGIC = bytes.fromhex("DD00000044332211")
 PROGRAM_MAGIC = b"NPUEMBED"
 PROGRAM_FORMAT = 1
 MAX_RTP = 1 << 16  # no loop of a program runs more often
+MAX_ELEMS = 1 << 28  # of a run's operands and results: 1 GiB of float32
 
 
 class NoArrayProgram(ValueError):
@@ -41,7 +42,7 @@ def read_constants(pdi: bytes) -> dict[str, Any]:
         )
     try:
         constants = json.loads(pdi[head + 8 : head + 8 + size].decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NoArrayProgram(
             f"array program is not JSON ({error}); export the bundle again"
         ) from error
@@ -113,6 +114,38 @@ def expect_words(run: Execution, channel: Channel, words: int) -> list[Piece]:
     text = f"{direction}{number} of column {col} moves {found} words, the program wants {words}"
     starves = found < words if direction == "MM2S" else found > words
     raise (Stall if starves or not flow else Fault)(run.num_ops, text)
+
+
+def check_work(run: Execution, elems: int) -> None:
+    """Refuse a run whose operands and results are more than the emulator holds in memory.
+
+    A descriptor may read a small buffer over and over, so the buffers' sizes are no bound.
+
+    Raises:
+        Fault: naming both numbers.
+    """
+    if elems > MAX_ELEMS:
+        raise Fault(
+            run.num_ops, f"{elems} elements to compute with, the emulated NPU takes {MAX_ELEMS}"
+        )
+
+
+def check_waits(run: Execution, ready: Callable[[int, Mapping[Channel, int]], int]) -> None:
+    """Refuse a wait for results before their operands were pushed.
+
+    ready(column, words moved so far by channel) -> the words of the column's result there can be.
+
+    Raises:
+        Stall: nothing would ever come.
+    """
+    for wait in run.waits:
+        found = ready(wait.channel[0], wait.moved)
+        if found < wait.words:
+            raise Stall(
+                wait.op_index,
+                f"waits for {wait.words} words of column {wait.channel[0]}, the operands pushed "
+                f"so far give {found}",
+            )
 
 
 def refuse_other_flows(run: Execution, expected: Collection[Channel]) -> None:

@@ -59,11 +59,16 @@ class SlotTable:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may free a context while this thread takes a slot.
+        self._lock = threading.RLock()
         self._fd = _open_table(folder)
         self._shared = mmap.mmap(self._fd, FILE_BYTES)
         self._held: set[int] = set()
         self._pid = os.getpid()
+
+    def unlock_after_fork(self) -> None:
+        """Make the table usable in a forked child, whose other threads are gone."""
+        self._lock = threading.RLock()
 
     def _forget_the_parents(self) -> None:
         """After a fork the slots in the set are the parent's."""
@@ -121,13 +126,29 @@ class SlotTable:
 
 
 _tables: dict[Path, SlotTable] = {}
-_tables_lock = threading.Lock()
+_tables_lock = threading.RLock()
 
 
 def table(folder: Path) -> SlotTable:
-    """The slot table in `folder`; one object a process."""
-    folder = Path(os.path.abspath(folder))
+    """The slot table in `folder`; one object a process, however the folder is spelled.
+
+    Raises:
+        OSError: the folder or the table in it cannot be made or used.
+    """
+    # The folder's own name is not followed: it must not be a symbolic link.
+    folder = Path(os.path.realpath(folder.parent)) / folder.name
     with _tables_lock:
         if folder not in _tables:
             _tables[folder] = SlotTable(folder)
         return _tables[folder]
+
+
+def _unlock_after_fork() -> None:
+    """In a forked child: a lock that another thread of the parent held would never be freed."""
+    global _tables_lock
+    _tables_lock = threading.RLock()
+    for known in _tables.values():
+        known.unlock_after_fork()
+
+
+os.register_at_fork(after_in_child=_unlock_after_fork)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .txn_codec import Stream
+from .txn_legacy import LegacyStream, LegacyWriteBd
 from .txn_ops import (
     BlockWrite,
     DdrPatch,
@@ -27,11 +28,15 @@ _DIRECTIONS = {0: "S2MM", 1: "MM2S"}
 _BD_BYTES = 0x20
 
 
-def disassemble(stream: Stream) -> Iterator[str]:
+def disassemble(stream: Stream | LegacyStream) -> Iterator[str]:
     """One line an op: index of its first word, mnemonic, tile (col,row), register, values."""
-    memtile_rows = stream.header.num_memtile_rows
+    # Streams older than TXN have no header; they are for arrays of one row of memory tiles.
+    memtile_rows = stream.header.num_memtile_rows if isinstance(stream, Stream) else 1
     for op in stream.ops:
-        mnemonic, details = _describe(op, memtile_rows)
+        if isinstance(op, LegacyWriteBd):
+            mnemonic, details = _describe_legacy_bd(op)
+        else:
+            mnemonic, details = _describe(op, memtile_rows)
         yield f"{op.word:6d}  {mnemonic:<13} {details}".rstrip()
 
 
@@ -111,6 +116,12 @@ def _describe(op: Op, memtile_rows: int) -> tuple[str, str]:
     if isinstance(op, DdrPatch):
         return "DDR_PATCH", f"{name(op.address)} = argument {op.arg_index} + {op.arg_plus:#x}"
     return _describe_control(op)
+
+
+def _describe_legacy_bd(op: LegacyWriteBd) -> tuple[str, str]:
+    """(mnemonic, details) of a descriptor write, which patches in its buffer's address itself."""
+    values = " ".join(f"{value:08x}" for value in op.data)
+    return "WRITEBD", f"({op.col},0) shim BD {op.bd_id} = argument {op.ddr_id}, 8 words: {values}"
 
 
 def _describe_control(op: Noop | Preempt | LoadPdi | Other) -> tuple[str, str]:

@@ -1,0 +1,127 @@
+"""Every NPU_EMBED_* variable: its default, what it takes, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from npu_embed import settings
+from npu_embed.errors import SettingError
+
+SOURCE = Path(settings.__file__).read_text(encoding="utf-8")
+
+READERS: dict[str, Callable[[], object]] = {
+    "NPU_EMBED_DEVICE": settings.device,
+    "NPU_EMBED_BUNDLE": settings.bundle,
+    "NPU_EMBED_CACHE": settings.cache_dir,
+    "NPU_EMBED_TIMEOUT_MS": settings.timeout_ms,
+    "NPU_EMBED_EMU_PROFILE": settings.emulator_profile,
+    "NPU_EMBED_EMU_SLOTS": lambda: settings.emulator_slots(16),
+    "NPU_EMBED_EMU_MODE": settings.emulator_mode,
+    "NPU_EMBED_EMU_SEED": settings.emulator_seed,
+    "NPU_EMBED_EMU_DIR": settings.emulator_dir,
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in settings.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_every_variable_is_listed_documented_and_tested() -> None:
+    assert set(READERS) == set(settings.VARIABLES)
+    table = re.findall(r"^\| (NPU_EMBED_\w+) \|", SOURCE, re.MULTILINE)
+    assert sorted(table) == sorted(settings.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("variable", "wanted"),
+    [
+        ("NPU_EMBED_DEVICE", "auto"),
+        ("NPU_EMBED_BUNDLE", None),
+        ("NPU_EMBED_TIMEOUT_MS", 10_000),
+        ("NPU_EMBED_EMU_PROFILE", "npu2"),
+        ("NPU_EMBED_EMU_SLOTS", 16),
+        ("NPU_EMBED_EMU_MODE", "strict"),
+        ("NPU_EMBED_EMU_SEED", 0),
+        ("NPU_EMBED_EMU_DIR", Path(tempfile.gettempdir()) / "npu-embed-emulator"),
+    ],
+)
+def test_unset_and_empty_mean_the_default(
+    variable: str, wanted: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert READERS[variable]() == wanted
+    monkeypatch.setenv(variable, "")
+    assert READERS[variable]() == wanted
+
+
+def test_the_cache_is_the_users_own() -> None:
+    assert settings.cache_dir().name == "npu-embed"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "wanted"),
+    [
+        ("NPU_EMBED_DEVICE", "npu", "npu"),
+        ("NPU_EMBED_DEVICE", "emulated", "emulated"),
+        ("NPU_EMBED_BUNDLE", "/some/bundle", Path("/some/bundle")),
+        ("NPU_EMBED_CACHE", "/some/cache", Path("/some/cache")),
+        ("NPU_EMBED_TIMEOUT_MS", "1", 1),
+        ("NPU_EMBED_EMU_PROFILE", "npu1", "npu1"),
+        ("NPU_EMBED_EMU_SLOTS", "1", 1),
+        ("NPU_EMBED_EMU_MODE", "loose", "loose"),
+        ("NPU_EMBED_EMU_SEED", "7", 7),
+        ("NPU_EMBED_EMU_DIR", "/some/table", Path("/some/table")),
+    ],
+)
+def test_a_variable_is_read_when_it_is_asked_for(
+    variable: str, text: str, wanted: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert READERS[variable]() == wanted
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        (
+            "NPU_EMBED_DEVICE",
+            "emu",
+            "NPU_EMBED_DEVICE='emu': unknown device, wanted 'auto', 'npu' or 'emulated'.",
+        ),
+        ("NPU_EMBED_DEVICE", "NPU", "'NPU': unknown device"),
+        ("NPU_EMBED_EMU_PROFILE", "npu3", "'npu3': unknown profile, wanted 'npu2' or 'npu1'."),
+        ("NPU_EMBED_EMU_MODE", "lax", "'lax': unknown memory mode, wanted 'strict' or 'loose'."),
+        ("NPU_EMBED_TIMEOUT_MS", "0", "NPU_EMBED_TIMEOUT_MS='0': not an integer >= 1"),
+        ("NPU_EMBED_TIMEOUT_MS", "1.5", "'1.5': not an integer >= 1"),
+        ("NPU_EMBED_EMU_SLOTS", "0", "'0': not an integer >= 1"),
+        ("NPU_EMBED_EMU_SLOTS", "-1", "'-1': not an integer >= 1"),
+        ("NPU_EMBED_EMU_SLOTS", "many", "'many': not an integer >= 1"),
+        ("NPU_EMBED_EMU_SEED", "-1", "'-1': not an integer >= 0"),
+    ],
+)
+def test_another_value_is_an_error_naming_it_and_what_is_wanted(
+    variable: str, text: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(SettingError, match=re.escape(says)):
+        READERS[variable]()
+
+
+@pytest.mark.parametrize("value", [None, 3, ["npu"], b"npu"])
+def test_a_choice_of_another_type_is_an_error_too(value: object) -> None:
+    with pytest.raises(SettingError, match=r"device=.*: unknown device"):
+        settings.check_choice("device", "device", value, settings.DEVICES)
+
+
+def test_nothing_else_reads_the_environment_for_a_setting() -> None:
+    package = Path(settings.__file__).parent
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.name != "settings.py":
+            assert not re.search(r"environ.*NPU_EMBED|getenv.*NPU_EMBED", text), path
