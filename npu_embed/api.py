@@ -21,6 +21,15 @@ _lock = threading.Lock()
 _shared: dict[tuple[object, ...], Embedder] = {}
 
 
+def _fresh_lock() -> None:
+    """A lock nobody holds: the thread that held it at a fork is not in the child."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
 def embed(
     texts: str | Iterable[str],
     *,
@@ -63,11 +72,13 @@ def export(
     force: bool = False,
     target: str = "npu2",
     name: str | None = None,
+    attention: str = "npu",
 ) -> Path:
     """The bundle folder `out`, made from a Hugging Face or sentence-transformers checkpoint folder.
 
     force replaces an existing `out`; target is the NPU generation, npu2 or npu1; name the
-    model's, else the checkpoint folder's.
+    model's, else the checkpoint folder's; attention where it is computed, npu or host, in a family
+    that can do either.
 
     Raises:
         BundleError: the checkpoint is damaged, or uses what this engine does not compute.
@@ -75,4 +86,6 @@ def export(
     """
     from .export import export_checkpoint  # not on the way to the first vector
 
-    return export_checkpoint(checkpoint, out, force=force, target=target, name=name)
+    return export_checkpoint(
+        checkpoint, out, force=force, target=target, name=name, attention=attention
+    )

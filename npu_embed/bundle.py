@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from .device import holds_array_program
+from .containers import holds_array_program
 from .emulator import txn
 from .errors import BundleError, InputError
 from .manifest import Manifest, bundle_path
@@ -13,7 +13,7 @@ from .specs import GemmSpec, MhaSpec, Specs, check_words, parse_specs
 from .tensors import Tensors, open_tensors
 from .tokenizer import Tokenizer
 
-TARGETS = ("npu1", "npu2")
+TARGETS = {"npu1": 3, "npu2": 4}  # by name: the device generation in a stream's header
 TOKENIZER = "tokenizer.json"
 MAX_STREAM_BYTES = 16 << 20
 GEMM_BUFFERS = 3  # A, B, C
@@ -24,7 +24,7 @@ class Bundle:
     """An opened bundle folder.
 
     name and family are the model's, target the NPU generation its kernels are for, prompts its
-    prompt texts by name.
+    prompt texts by name, no_window the window word that lets every key take part.
     """
 
     def __init__(self, path: Path, manifest: Manifest, specs: Specs, tensors: Tensors) -> None:
@@ -37,6 +37,7 @@ class Bundle:
         self.target = manifest.param_str("target", "npu2")
         self.max_tokens = manifest.param_int("max_tokens", minimum=1, maximum=1 << 20)
         self.max_rows = manifest.param_int("max_rows", minimum=1, maximum=1 << 20)
+        self.no_window = manifest.param_int("no_window", 0xFFFFFFFF, minimum=0, maximum=2**32 - 1)
         self.prompts = {
             r.field(0, "NAME"): r.field_hex(1, "a prompt's text") for r in manifest.tagged("prompt")
         }
@@ -77,7 +78,7 @@ class Bundle:
                     f"manifest.txt:{gemm.line}: gemm {gemm.key} runs at most {gemm.max_rows} rows, "
                     f"wanted max_rows {self.max_rows}; re-export the bundle."
                 )
-        for mha in self.specs.mhas:
+        for mha in self.specs.all_mhas:
             check_words(mha, self._stream_bytes(mha.insts, mha.line) // 4)
 
     def _stream_bytes(self, file: str, line: int) -> int:
@@ -130,6 +131,11 @@ class Bundle:
             raise BundleError(
                 f"{file}: no instruction stream ({error}); re-export the bundle."
             ) from error
+        if stream.header.dev_gen != TARGETS[self.target]:
+            raise BundleError(
+                f"{file}: for device generation {stream.header.dev_gen}, wanted "
+                f"{TARGETS[self.target]} of {self.target}; re-export the bundle."
+            )
         wanted = GEMM_BUFFERS if isinstance(spec, GemmSpec) else MHA_BUFFERS
         patched = {op.arg_index for op in stream.ops if isinstance(op, txn.DdrPatch)}
         if patched != set(range(wanted)):

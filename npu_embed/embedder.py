@@ -105,10 +105,10 @@ class Embedder:
         self._pid = os.getpid()
         self._totals = _Totals()
         path = Path(bundle) if bundle is not None else settings.bundle()
-        self._bundle = Bundle.open(default_bundle() if path is None else path)
-        self._tokenizer = self._bundle.open_tokenizer(plain_specials=plain_specials)
-        rows = _checked_rows(pack_rows, self._bundle)
         with self._totals.timing.stage("open"):
+            self._bundle = Bundle.open(default_bundle() if path is None else path)
+            rows = _checked_rows(pack_rows, self._bundle)
+            self._tokenizer = self._bundle.open_tokenizer(plain_specials=plain_specials)
             self._session = Session.open(device, array_programs=self._bundle.has_array_programs)
             self._model = models.load(self._session, self._bundle, rows)
         self._warned = False
@@ -283,6 +283,8 @@ class Embedder:
 
     def close(self) -> None:
         """Free the device and the bundle; may be called twice."""
+        if self._pid != os.getpid():
+            return  # the device is the parent's, and a thread of the parent may hold the lock
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -52,9 +52,7 @@ class Npu:
             )
         self.session = session
         self.bundle = bundle
-        self.no_window = bundle.manifest.param_int(
-            "no_window", 0xFFFFFFFF, minimum=0, maximum=2**32 - 1
-        )
+        self.no_window = bundle.no_window
         # Keys that name the same kernel of the same file share a context.
         self._places = {
             ctx: (posixpath.normpath(x.file), x.kernel_name)
@@ -78,20 +76,14 @@ class Npu:
                 if not self._loaded:
                     raise NoFreeContext(
                         f"{path.name}: no free hardware context after dropping our other {dropped} "
-                        f"({self._slots()}); close other NPU programs, then run `xrt-smi examine "
-                        f"-r aie-partitions`. XRT said: {error}"
+                        f"({self.session.slots_text()}); close other NPU programs, `xrt-smi "
+                        f"examine -r aie-partitions` lists them. XRT said: {error}"
                     ) from error
                 self._drop_one()
                 dropped += 1
                 continue
             self._loaded[place] = loaded = _Loaded(context)
             return loaded
-
-    def _slots(self) -> str:
-        limit = {"npu1": 6, "npu2": 16}.get(self.session.generation or "")
-        return (
-            f"{limit} on this NPU, shared by all processes" if limit else "shared by all processes"
-        )
 
     def _drop_one(self) -> None:
         """Release the context loaded first."""
@@ -139,22 +131,31 @@ class Npu:
         )
 
     def run_mha(
-        self, qkv: Rows, o: Rows, rows: int, window: int | None = None, row: int = 0
+        self,
+        qkv: Rows,
+        o: Rows,
+        rows: int,
+        window: int | None = None,
+        row: int = 0,
+        name: str | None = None,
     ) -> None:
         """o[row:] = attention among `rows` rows of qkv from `row` on, in the shortest bucket.
 
-        window: keys further than this from the query take no part; None = all do. The bucket's
-        rows past `rows` are overwritten with no meaning: run the texts of a pack in ascending
-        order, and keep as many rows free behind the last one.
+        name: whose buckets, where the bundle has several head geometries. window: keys further
+        than this from the query take no part; None = all do. The bucket's rows past `rows` are
+        overwritten with no meaning: run the texts of a pack in ascending order, and keep as many
+        rows free behind the last one.
 
         Raises:
             ValueError: no bucket holds `rows`, or the bucket leaves a buffer.
             NoFreeContext, RunFailed, DeviceError: from the device.
         """
-        spec = self.bundle.specs.mha_for(rows)
+        specs = self.bundle.specs
+        spec = specs.mha_for(rows, name)
         if spec is None or rows < 1:
-            longest = self.bundle.specs.mhas[-1].rows if self.bundle.specs.mhas else 0
-            raise ValueError(f"mha: {rows} rows, wanted 1 to {longest}.")
+            buckets = specs.mhas if name is None else specs.buckets.get(name, ())
+            longest = buckets[-1].rows if buckets else 0
+            raise ValueError(f"{name or 'mha'}: {rows} rows, wanted 1 to {longest}.")
         views = (
             qkv.view(row, 0, spec.q_elems),
             qkv.view(row, 0, spec.k_elems),

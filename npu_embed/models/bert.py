@@ -27,6 +27,7 @@ from .forward import Tap
 GEMMS = ("qkv", "o", "up", "down")
 STAGES = ("embeddings", "layers", "pooling")
 OPTIONAL_STAGES = ("normalize",)
+MAX_BUFFER_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Bert:
         self.npu = Npu(session, bundle)
         gemms = bundle.specs.gemms
         slack = bundle.specs.mhas[-1].rows  # a bucket writes all its rows, past the last text too
-        rows = gemms["qkv"].M * -(-max_rows // gemms["qkv"].M)
+        rows = _padded_rows(bundle, max_rows)
         self._x = Rows(session, rows, gemms["qkv"].lda)
         self._qkv = Rows(session, rows + slack, gemms["qkv"].c_stride)
         self._context = Rows(session, rows + slack, gemms["o"].lda)
@@ -107,6 +108,7 @@ class Bert:
             )
         qkv, o, up, down = (gemms[key] for key in GEMMS)
         d = self.hidden_size
+        _check_views(bundle)
         wanted = {
             "qkv N": (qkv.N, 3 * d, None),
             "up lda": (up.lda, qkv.lda, qkv.lda),
@@ -159,6 +161,11 @@ class Bert:
         npu, rows, d, eps = self.npu, pack.rows, self.hidden_size, self.layer_norm_eps
         with timing.stage("embeddings"):
             flat = np.concatenate(ids)
+            if flat.max() >= self.vocab_size:
+                raise BundleError(
+                    f"tokenizer.json: token id {flat.max()}, wanted less than vocab_size "
+                    f"{self.vocab_size}; re-export the bundle."
+                )
             x: F32 = self._words[flat]
             x += self._token_type
             x += self._positions[row_numbers(pack.starts, pack.lengths)]
@@ -197,6 +204,46 @@ class Bert:
     def close(self) -> None:
         """Release kernels and contexts."""
         self.npu.close()
+
+
+def _padded_rows(bundle: Bundle, rows: int) -> int:
+    """Rows that hold `rows` rows in whole chunks of each GEMM."""
+    return max(bundle.specs.gemms[key].M * -(-rows // bundle.specs.gemms[key].M) for key in GEMMS)
+
+
+def _check_views(bundle: Bundle) -> None:
+    """No kernel's view may be longer than its rows and the one row more that a buffer has."""
+    gemms = bundle.specs.gemms
+    longest = [
+        (g.line, f"gemm {key} {name}", elems, (n * g.M + 1) * stride)
+        for key, g in ((key, gemms[key]) for key in GEMMS)
+        for name, views, stride in (
+            ("a_elems", g.a_elems, g.lda),
+            ("c_elems", g.c_elems, g.c_stride),
+        )
+        for n, elems in enumerate(views, 1)
+    ]
+    for mha in bundle.specs.mhas:
+        qkv, o = ((mha.rows + 1) * s for s in (gemms["qkv"].c_stride, gemms["o"].lda))
+        longest += [
+            (mha.line, f"mha {mha.rows} q_elems", mha.q_elems, qkv),
+            (mha.line, f"mha {mha.rows} k_elems", mha.k_elems, qkv),
+            (mha.line, f"mha {mha.rows} v_elems", mha.v_elems, qkv),
+            (mha.line, f"mha {mha.rows} o_elems", mha.o_elems, o),
+        ]
+    for line, name, found, wanted in longest:
+        if found > wanted:
+            raise BundleError(
+                f"manifest.txt:{line}: {name} is {found}, wanted at most {wanted}, what the rows "
+                "hold; re-export the bundle."
+            )
+    widest = max(max(g.lda, g.c_stride) for g in gemms.values())
+    rows = _padded_rows(bundle, bundle.max_rows) + bundle.specs.mhas[-1].rows
+    if 2 * rows * widest > MAX_BUFFER_BYTES:
+        raise BundleError(
+            f"manifest.txt: {rows} rows of {widest} elements take {2 * rows * widest} bytes, "
+            f"wanted at most {MAX_BUFFER_BYTES}; re-export the bundle."
+        )
 
 
 def _check_stages(bundle: Bundle, normalize: bool) -> None:

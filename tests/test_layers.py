@@ -1,0 +1,131 @@
+"""A file imports only from files below it; imports inside functions count too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "npu_embed"
+
+# Every module, from the ground up: each imports only from those before it.
+LAYERS = """
+errors settings bf16 trace progress eviction nearness
+
+emulator
+emulator.txn_ops emulator.txn_layout emulator.txn_codec emulator.txn_legacy emulator.txn_text
+emulator.txn
+emulator.xclbin_format emulator.xclbin_xml emulator.xclbin_read emulator.xclbin_write
+emulator.xclbin
+emulator.enums emulator.profile emulator.slots emulator.heap emulator.memory
+emulator.dma emulator.flows emulator.controller emulator.program emulator.epilogues
+emulator.gemm emulator.mha emulator.array emulator.ert emulator.command emulator.hardware
+emulator.pyxrt_xclbin emulator.pyxrt_device emulator.pyxrt_bo emulator.pyxrt_run
+emulator.pyxrt_runlist emulator.pyxrt
+
+records manifest specs wordcheck tensors tokenizer
+driver containers buffers kernels device
+bundle rows npu hostops packing
+models.forward models.bert models
+
+export.geometry export.pack export.descriptors export.streams export.xclbins
+export.jsonfile export.checkpoint export.parts export.kernels export.weights export.reference
+export.gemma_reference export.selfcheck export.assemble export.dense
+export.bert_config export.bert
+export.gemma_config export.gemma_layers export.gemma3_config export.gemma3_text
+export.embedding_gemma2_config export.embedding_gemma2
+export.exporter export
+fetch
+
+embedder selfcheck api __init__
+
+cli.output cli.embed cli.export cli.get
+cli.inspect_insts cli.inspect_xclbin cli.inspect_bundle cli.inspect cli.check cli
+__main__
+""".split()
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by name, the package itself as __init__."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if len(parts) > 1 and parts[-1] == "__init__":
+            parts = parts[:-1]
+        found[".".join(parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported_names(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    """The dotted names an import or a call of import_module binds, in a file of that package."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = [node.module] if node.module else []
+        if node.level:
+            base = ["npu_embed", *package[: len(package) - node.level + 1], *base]
+        return [".".join([*base, alias.name]) for alias in node.names]
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+        return [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
+    return []
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module of this package) of every import, also where the module is named in a str.
+
+    What only a type checker imports is left out: it binds nothing when the program runs.
+    """
+    package = path.relative_to(ROOT).parent.parts
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for block in [node for node in ast.walk(tree) if isinstance(node, ast.If)]:
+        if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
+            block.body = []
+    for node in ast.walk(tree):
+        for name in imported_names(node, package):
+            head, _, rest = name.partition(".")
+            if head != "npu_embed":
+                continue
+            if rest not in MODULES:  # a name in a module
+                rest = rest.rpartition(".")[0]
+            yield getattr(node, "lineno", 0), rest or "__init__"
+
+
+def test_the_list_has_every_module_once() -> None:
+    assert len(LAYERS) == len(set(LAYERS))
+    assert set(LAYERS) == set(MODULES)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_imports_only_from_below(module: str) -> None:
+    below = set(LAYERS[: LAYERS.index(module)]) if module in LAYERS else set(LAYERS)
+    path = MODULES[module]
+    above = [
+        f"{path.relative_to(ROOT.parent)}:{line} imports {name}"
+        for line, name in imports(path)
+        if name not in below and name != module
+    ]
+    assert not above
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("emulator.")))
+def test_the_emulator_knows_nothing_of_the_engine(module: str) -> None:
+    known = {"errors", "settings", "bf16"}
+    for line, name in imports(MODULES[module]):
+        assert name in known or name.startswith("emulator"), f"{module}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("export.")))
+def test_the_exporter_and_the_emulator_share_formats_and_no_maths(module: str) -> None:
+    shared = {"emulator.txn", "emulator.xclbin"}
+    for line, name in imports(MODULES[module]):
+        assert not name.startswith("emulator") or name in shared, f"{module}:{line}: {name}"
+
+
+def test_an_import_in_a_function_or_by_name_is_seen() -> None:
+    assert "emulator.pyxrt" in {name for _, name in imports(ROOT / "driver.py")}
+    assert "fetch" in {name for _, name in imports(ROOT / "embedder.py")}
