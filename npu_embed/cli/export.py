@@ -1,0 +1,53 @@
+"""npu-embed export: a checkpoint folder -> a bundle folder."""
+
+from __future__ import annotations
+
+import click
+
+from ..bundle import TARGETS
+
+
+@click.command(
+    short_help="A checkpoint folder to a bundle.",
+    epilog="\b\nExample:\n  npu-embed export ~/models/all-MiniLM-L6-v2 minilm-bundle",
+)
+@click.argument("checkpoint")
+@click.argument("out")
+@click.option("--force", is_flag=True, help="Replace a bundle that is already at OUT.")
+@click.option(
+    "--target",
+    type=click.Choice(tuple(reversed(TARGETS))),
+    default="npu2",
+    show_default=True,
+    help="The NPU generation.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(("npu", "host")),
+    default="npu",
+    show_default=True,
+    help="Where a model that can do either computes attention.",
+)
+@click.option("--name", help="What the bundle calls the model; default: CHECKPOINT's name.")
+def export(
+    checkpoint: str, out: str, force: bool, target: str, attention: str, name: str | None
+) -> None:
+    """Make the bundle OUT from a checkpoint, and print its path.
+
+    CHECKPOINT is a Hugging Face or sentence-transformers folder (config.json, model.safetensors,
+    tokenizer.json), or a hub id like org/name where huggingface_hub is installed.
+    """
+    from ..export import export_checkpoint
+    from ..progress import stages
+
+    with stages(show=True) as progress:
+        path = export_checkpoint(
+            checkpoint,
+            out,
+            force=force,
+            target=target,
+            name=name,
+            attention=attention,
+            progress=progress,
+        )
+    click.echo(path)

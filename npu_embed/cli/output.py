@@ -1,0 +1,98 @@
+"""What the commands share: JSON lines, tables, and the log on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_COLUMNS = 120  # where no terminal and no COLUMNS says how wide a line may be
+
+
+class _LineHandler(logging.Handler):
+    """Writes a record as one line, `warning: ...`, to whatever stderr is now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = " ".join(record.getMessage().split())
+            click.echo(f"{record.levelname.lower()}: {visible(message)}", err=True)
+        except Exception:
+            self.handleError(record)
+
+
+def log_to_stderr() -> None:
+    """Send the package's warnings to stderr; more than one call changes nothing."""
+    logger = logging.getLogger("npu_embed")
+    if not any(isinstance(handler, _LineHandler) for handler in logger.handlers):
+        logger.addHandler(_LineHandler(logging.WARNING))
+
+
+def visible(text: str, *, keep_lines: bool = False) -> str:
+    """The text with what would move a terminal's cursor replaced; files come from strangers."""
+    kept = "\n" if keep_lines else ""
+    return "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)
+
+
+def one_line(text: str) -> str:
+    """A text as a table shows it: white space as single spaces, `""` where nothing is left."""
+    return visible(" ".join(text.split())) or '""'
+
+
+def echo_json(value: object) -> None:
+    """One line of JSON on stdout, in UTF-8 whatever the locale; no number in it is NaN."""
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    click.echo(text.encode("utf-8", "backslashreplace"))
+
+
+def _finite(value: object) -> object:
+    """The value with null for every number JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console on stdout or stderr."""
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich calls this where it has caught it, and would end the program with 1
+
+    stream = sys.stderr if stderr else sys.stdout
+    known = stream.isatty() or "COLUMNS" in os.environ
+    return _Console(file=stream, width=None if known else PIPED_COLUMNS, highlight=False)
+
+
+def print_table(
+    out: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> None:
+    """Print a title and a table; columns of integers are set to the right.
+
+    Columns without names are shown without a head.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    body = [tuple(row) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=any(columns))
+    for index, column in enumerate(columns):
+        integers = bool(body) and all(isinstance(row[index], int) for row in body)
+        table.add_column(column, justify="right" if integers else "left", overflow="fold")
+    for row in body:
+        table.add_row(*(Text(visible(str(cell))) for cell in row))
+    out.print(Text(visible(title), "bold"))
+    out.print(table)
+    out.print()
