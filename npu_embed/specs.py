@@ -15,6 +15,8 @@ MAX_DIM = 2**31 - 1
 MAX_ELEMS = 2**32 - 1
 MAX_WORD = 2**30 - 1
 
+DEFAULT_MHA = "mha"  # the name of attention kernels that need none: one head geometry
+
 
 @dataclass(frozen=True, slots=True)
 class GemmSpec:
@@ -63,11 +65,13 @@ class GemmSpec:
 class MhaSpec:
     """O = attention(Q, K, V) for texts of up to `rows` tokens: one length bucket.
 
-    kv_words and win_words are the words of the instruction stream that hold the number of valid
-    keys and the window; the engine patches them before a run. Lengths are in bf16 elements.
+    name tells apart the head geometries of a model that has several. kv_words and win_words are
+    the words of the instruction stream that hold the number of valid keys and the window; the
+    engine patches them before a run. Lengths are in bf16 elements.
     """
 
     rows: int
+    name: str
     ctx: str
     insts: str
     q_elems: int
@@ -80,20 +84,40 @@ class MhaSpec:
 
     @property
     def kernel_id(self) -> str:
-        """The name of the kernel: `mha_128`."""
-        return f"mha_{self.rows}"
+        """The name of the kernel: `mha_128`, or `mha.full_128` for buckets named `full`."""
+        named = "" if self.name == DEFAULT_MHA else f".{self.name}"
+        return f"mha{named}_{self.rows}"
 
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """All kernels of a bundle: GEMMs by key in file order, MHA buckets from short to long."""
+    """All kernels of a bundle: GEMMs by key and MHA buckets by name, both in file order.
+
+    The buckets of a name go from short to long.
+    """
 
     gemms: Mapping[str, GemmSpec]
-    mhas: tuple[MhaSpec, ...]
+    buckets: Mapping[str, tuple[MhaSpec, ...]]
 
-    def mha_for(self, rows: int) -> MhaSpec | None:
-        """The shortest bucket that holds a text of `rows` tokens, or None."""
-        return next((mha for mha in self.mhas if mha.rows >= rows), None)
+    @property
+    def mhas(self) -> tuple[MhaSpec, ...]:
+        """The buckets without a name, or those of the only name; () where there are several."""
+        if DEFAULT_MHA in self.buckets or len(self.buckets) != 1:
+            return self.buckets.get(DEFAULT_MHA, ())
+        return next(iter(self.buckets.values()))
+
+    @property
+    def all_mhas(self) -> tuple[MhaSpec, ...]:
+        """The buckets of every name."""
+        return tuple(mha for buckets in self.buckets.values() for mha in buckets)
+
+    def mha_for(self, rows: int, name: str | None = None) -> MhaSpec | None:
+        """The shortest bucket of a name that holds a text of `rows` tokens, or None.
+
+        Without a name, as `mhas` chooses.
+        """
+        buckets = self.mhas if name is None else self.buckets.get(name, ())
+        return next((mha for mha in buckets if mha.rows >= rows), None)
 
 
 def parse_specs(manifest: Manifest) -> Specs:
@@ -104,7 +128,7 @@ def parse_specs(manifest: Manifest) -> Specs:
             wrong place; the message names its line.
     """
     gemms: dict[str, GemmSpec] = {}
-    mhas: dict[int, MhaSpec] = {}
+    mhas: dict[str, dict[int, MhaSpec]] = {}
     growing: str | None = None  # the gemm that a gemm_chunks record here would belong to
     for record in manifest.records:
         if record.tag == "gemm_chunks":
@@ -125,14 +149,19 @@ def parse_specs(manifest: Manifest) -> Specs:
             growing = gemm.key
         elif record.tag == "mha":
             mha = _mha(record, manifest)
-            if mha.rows in mhas:
+            buckets = mhas.setdefault(mha.name, {})
+            if mha.rows in buckets:
                 raise record.error(
-                    f"mha {mha.rows} for the second time (first on line {mhas[mha.rows].line}), "
-                    "wanted one a bucket"
+                    f"{_shown(mha)} for the second time (first on line "
+                    f"{buckets[mha.rows].line}), wanted one a bucket"
                 )
-            mhas[mha.rows] = mha
-    _check_kernel_ids(gemms, mhas)
-    return Specs(gemms, tuple(mhas[rows] for rows in sorted(mhas)))
+            buckets[mha.rows] = mha
+    specs = Specs(
+        gemms,
+        {name: tuple(rows[n] for n in sorted(rows)) for name, rows in mhas.items()},
+    )
+    _check_kernel_ids(specs)
+    return specs
 
 
 def check_words(spec: MhaSpec, stream_words: int) -> None:
@@ -144,7 +173,7 @@ def check_words(spec: MhaSpec, stream_words: int) -> None:
     for name, words in (("kv_words", spec.kv_words), ("win_words", spec.win_words)):
         if max(words) >= stream_words:
             raise BundleError(
-                f"{MANIFEST}:{spec.line}: mha {spec.rows} {name} has word {max(words)}, wanted "
+                f"{MANIFEST}:{spec.line}: {_shown(spec)} {name} has word {max(words)}, wanted "
                 f"less than the {stream_words} words of {spec.insts}; re-export the bundle."
             )
 
@@ -227,8 +256,12 @@ def _mha(record: Record, manifest: Manifest) -> MhaSpec:
         raise record.error(
             f"mha {rows} has word {both[0]} in kv_words and in win_words, wanted it in one"
         )
+    name = record.get("name") if record.has("name") else DEFAULT_MHA
+    if not name:
+        raise record.error(f"mha {rows} name is empty, wanted a name or none")
     return MhaSpec(
         rows=rows,
+        name=name,
         ctx=_ctx(record, manifest),
         insts=_insts(record),
         q_elems=_elems(record, "q_elems"),
@@ -241,11 +274,17 @@ def _mha(record: Record, manifest: Manifest) -> MhaSpec:
     )
 
 
-def _check_kernel_ids(gemms: Mapping[str, GemmSpec], mhas: Mapping[int, MhaSpec]) -> None:
+def _shown(mha: MhaSpec) -> str:
+    """`mha 128` or `mha 128 name=full`: how errors call a record."""
+    return f"mha {mha.rows}" + ("" if mha.name == DEFAULT_MHA else f" name={mha.name}")
+
+
+def _check_kernel_ids(specs: Specs) -> None:
     """Check that no two kernels share a name, as gemms `a` (2 chunks) and `a_x2` would."""
     lines: dict[str, int] = {}
-    named = [(g.kernel_id(n + 1), g.line) for g in gemms.values() for n in range(len(g.insts))]
-    for kernel_id, line in [*named, *((mha.kernel_id, mha.line) for mha in mhas.values())]:
+    gemms = specs.gemms.values()
+    named = [(g.kernel_id(n + 1), g.line) for g in gemms for n in range(len(g.insts))]
+    for kernel_id, line in [*named, *((mha.kernel_id, mha.line) for mha in specs.all_mhas)]:
         if kernel_id in lines:
             raise BundleError(
                 f"{MANIFEST}:{line}: a kernel named {kernel_id}, wanted another name than that of "

@@ -13,19 +13,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BundleError
-from ..records import Record, hex_text, make_param, make_record
-from ..tokenizer import Tokenizer
+from ..errors import InputError
+from .assemble import assemble
 from .bert_config import MODEL_TYPE, BertConfig, bert_config
 from .checkpoint import Checkpoint
 from .geometry import K_TILE, N_TILE, NO_WINDOW, M, round_up
-from .kernels import GEMM_CTX, MHA_CTX, TARGETS, Gemm, Kernels, Mha, buckets_for
+from .kernels import Gemm, Mha, all_kernels, buckets_for
 from .pack import pack_gemm
-from .parts import Parts, Progress
+from .parts import Options, Parts, Progress
 from .reference import BertReference, BertShape
-from .selfcheck import self_check_texts
+from .selfcheck import References, make_references
 from .weights import F32, Weights
-from .xclbins import KERNEL_NAME, gemm_xclbin, mha_xclbin
 
 MAX_CHUNKS = 32
 BUCKETS = (16, 32, 64, 128, 256, 512)
@@ -76,12 +74,17 @@ def tensor_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def bert_parts(checkpoint: Checkpoint, target: str, name: str, progress: Progress) -> Parts:
+def bert_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -> Parts:
     """A BERT checkpoint's bundle.
 
     Raises:
         BundleError: the checkpoint is no BERT this engine computes as Hugging Face would.
+        InputError: attention is wanted on the host.
     """
+    if options.attention != "npu":
+        raise InputError(
+            f"attention={options.attention!r}: a BERT's attention runs on the NPU, wanted 'npu'."
+        )
     config = bert_config(checkpoint)
     progress("read", 0, 1)
     weights = Weights(
@@ -93,32 +96,31 @@ def bert_parts(checkpoint: Checkpoint, target: str, name: str, progress: Progres
         for part in ("weight", "bias"):
             tensors[f"{norm}.{part}"] = weights.f32(f"{norm}.{part}")
     packed = _packed(config, weights, progress)
-    references, trefs = _references(checkpoint, config, weights, progress)
-    kernels = _kernels(config, target, progress)
-    xclbins = {
-        GEMM_CTX: gemm_xclbin(),
-        MHA_CTX: mha_xclbin(
-            config.num_attention_heads, config.num_attention_heads, config.head_dim
-        ),
-    }
-    files = {f"kernels/{ctx}.xclbin": image for ctx, image in xclbins.items()}
-    records = (
-        *_params(checkpoint, config, target, name),
-        *(make_record("prompt", key, hex_text(text)) for key, text in checkpoint.prompts.items()),
-        *trefs,
-        *(make_record("xclbin", ctx, f"kernels/{ctx}.xclbin", KERNEL_NAME) for ctx in xclbins),
-        *kernels.records,
+    references = _references(checkpoint, config, weights, progress)
+    gemms, mha = _kernels(config)
+    kernels = all_kernels(
+        gemms,
+        (mha,),
+        max_chunks=MAX_CHUNKS,
+        buckets=buckets_for(config.max_tokens, BUCKETS),
+        target=options.target,
+        progress=progress,
     )
-    return Parts(records, {**tensors, **packed, **references}, {**files, **kernels.files})
+    return assemble(
+        checkpoint,
+        _params(config, options),
+        {**tensors, **packed},
+        references=references,
+        kernels=kernels,
+        mhas=(mha,),
+    )
 
 
-def _params(
-    checkpoint: Checkpoint, config: BertConfig, target: str, name: str
-) -> tuple[Record, ...]:
-    params: dict[str, str | int | float] = {
-        "name": name,
+def _params(config: BertConfig, options: Options) -> dict[str, str | int | float]:
+    return {
+        "name": options.name,
         "family": MODEL_TYPE,
-        "target": target,
+        "target": options.target,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
         "num_attention_heads": config.num_attention_heads,
@@ -137,9 +139,6 @@ def _params(
         "no_window": NO_WINDOW,
         "stages": ",".join(config.stages),
     }
-    if checkpoint.default_prompt is not None:
-        params["default_prompt"] = checkpoint.default_prompt
-    return tuple(make_param(key, value) for key, value in params.items())
 
 
 def _packed(
@@ -172,7 +171,7 @@ def _packed(
     return packed
 
 
-def _kernels(config: BertConfig, target: str, progress: Progress) -> Kernels:
+def _kernels(config: BertConfig) -> tuple[tuple[Gemm, ...], Mha]:
     d, heads = config.hidden_size, config.num_attention_heads
     hidden = round_up(d, K_TILE)
     qkv = round_up(3 * d, N_TILE)
@@ -183,39 +182,12 @@ def _kernels(config: BertConfig, target: str, progress: Progress) -> Kernels:
         Gemm("up", K=hidden, N=inner, lda=hidden, c_stride=inner, epilogue=config.epilogue),
         Gemm("down", K=inner, N=hidden, lda=inner, c_stride=hidden),
     )
-    mha = Mha(
-        heads=heads,
-        kv_heads=heads,
-        head_dim=config.head_dim,
-        qkv_stride=qkv,
-        q_col=0,
-        k_col=d,
-        v_col=2 * d,
-        o_stride=hidden,
-    )
-    dev_gen = TARGETS[target]
-    records: list[Record] = []
-    files: dict[str, bytes] = {}
-    total = len(gemms) + 1
-    for done, gemm in enumerate(gemms):
-        progress("kernels", done, total)
-        kernels = gemm.kernels(MAX_CHUNKS, dev_gen)
-        records.extend(kernels.records)
-        files.update(kernels.files)
-    kernels = mha.kernels(buckets_for(config.max_tokens, BUCKETS), dev_gen)
-    progress("kernels", total, total)
-    return Kernels((*records, *kernels.records), {**files, **kernels.files})
+    return gemms, Mha(heads, heads, config.head_dim, qkv_stride=qkv, o_stride=hidden)
 
 
 def _references(
     checkpoint: Checkpoint, config: BertConfig, weights: Weights, progress: Progress
-) -> tuple[dict[str, NDArray[np.int32] | F32], tuple[Record, ...]]:
-    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path, max_tokens=config.max_tokens)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise BundleError(
-            f"tokenizer.json: {tokenizer.vocab_size} tokens, wanted at most vocab_size "
-            f"{config.vocab_size} of config.json; the two files do not belong together."
-        )
+) -> References:
     shape = BertShape(
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
@@ -225,18 +197,6 @@ def _references(
         normalize=config.normalize,
     )
     model = BertReference(weights.f32, shape)
-    cases = [("-", "", text) for text in self_check_texts(config.max_tokens)]
-    for prompt in list(checkpoint.prompts)[:1]:
-        cases.append((prompt, checkpoint.prompts[prompt], cases[1][2]))
-    tensors: dict[str, NDArray[np.int32] | F32] = {}
-    records = []
-    for j, (prompt, prefix, text) in enumerate(cases):
-        progress("references", j, len(cases))
-        (encoded,) = tokenizer.encode_batch([text], prompt=prefix)
-        reference = model.forward(encoded.ids)
-        tensors[f"tref.{j}.ids"] = reference.ids
-        tensors[f"tref.{j}.hidden"] = reference.hidden
-        tensors[f"tref.{j}.embedding"] = reference.embedding
-        records.append(make_record("tref", j, prompt, hex_text(text)))
-    progress("references", len(cases), len(cases))
-    return tensors, tuple(records)
+    return make_references(
+        checkpoint, config.max_tokens, config.vocab_size, model.forward, progress
+    )

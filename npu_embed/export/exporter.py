@@ -23,16 +23,24 @@ from ..tensors import SAFETENSORS, write_safetensors
 from .bert import bert_parts
 from .bert_config import MODEL_TYPE as BERT
 from .checkpoint import TOKENIZER, Checkpoint, open_checkpoint
+from .embedding_gemma2 import embedding_gemma2_parts
+from .embedding_gemma2_config import MODEL_TYPE as EMBEDDING_GEMMA2
+from .gemma3_config import MODEL_TYPE as GEMMA3_TEXT
+from .gemma3_text import gemma3_parts
 from .jsonfile import one_of
 from .kernels import TARGETS
-from .parts import Parts, Progress, no_progress
+from .parts import ATTENTIONS, Options, Parts, Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
 # Counts up whenever the same checkpoint would give other bytes.
 EXPORTER_VERSION = 1
 
-FAMILIES: dict[str, Callable[[Checkpoint, str, str, Progress], Parts]] = {BERT: bert_parts}
+FAMILIES: dict[str, Callable[[Checkpoint, Options, Progress], Parts]] = {
+    BERT: bert_parts,
+    GEMMA3_TEXT: gemma3_parts,
+    EMBEDDING_GEMMA2: embedding_gemma2_parts,
+}
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*/config.json", "model.safetensors", "*/model.safetensors")
@@ -45,13 +53,14 @@ def export_checkpoint(
     force: bool = False,
     target: str = "npu2",
     name: str | None = None,
+    attention: str = "npu",
     progress: Progress | None = None,
 ) -> Path:
     """The bundle folder `out`, made from a checkpoint folder or a Hugging Face hub id.
 
     force replaces a bundle that is already at `out`; target is the NPU generation (npu2, npu1);
-    name is what the bundle calls itself, else the checkpoint folder's name. On failure `out` is as
-    it was before.
+    name is what the bundle calls itself, else the checkpoint folder's name; attention is where a
+    family that can do either computes it, npu or host. On failure `out` is as it was before.
 
     Raises:
         InputError: checkpoint or out cannot be used: no such folder, out is taken.
@@ -61,12 +70,14 @@ def export_checkpoint(
     progress = progress or no_progress
     if target not in TARGETS:
         raise InputError(f"target={target!r}: unknown NPU, wanted {one_of(list(TARGETS))}.")
+    if attention not in ATTENTIONS:
+        raise InputError(f"attention={attention!r}: unknown, wanted {one_of(ATTENTIONS)}.")
     out = Path(out)
     folder, found_name = _checkpoint_folder(checkpoint)
     _check_out(out, folder, force)
     opened = open_checkpoint(folder)
     family = opened.config.choice("model_type", list(FAMILIES))
-    parts = FAMILIES[family](opened, target, name or found_name, progress)
+    parts = FAMILIES[family](opened, Options(target, name or found_name, attention), progress)
     try:
         with _replacing(out) as staging:
             _write(staging, parts, opened, progress)
@@ -171,7 +182,7 @@ def _write(folder: Path, parts: Parts, checkpoint: Checkpoint, progress: Progres
     for path, content in parts.files.items():
         (folder / path).write_bytes(content)
     shutil.copyfile(checkpoint.tokenizer_path, folder / TOKENIZER)
-    write_safetensors(folder / SAFETENSORS, parts.tensors)
+    write_safetensors(folder / SAFETENSORS, parts.tensors, parts.bf16)
     progress("write", 1, 1)
     files = (SAFETENSORS, TOKENIZER, *parts.files)
     hashes: list[Record] = []

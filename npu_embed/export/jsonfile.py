@@ -72,6 +72,20 @@ class JsonFile:
             return cls(relative, {})
         return cls.read(folder, relative)
 
+    def part(self, key: str, *names: str) -> JsonFile:
+        """The object at key, or at names further inside it, as `config.json: key`.
+
+        Raises:
+            BundleError: there is none.
+        """
+        value: object = self.values
+        for name in (key, *names):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if not isinstance(value, dict):
+            path = ".".join((key, *names))
+            raise BundleError(f"{self.name}: no object {path}, wanted one; correct the file.")
+        return JsonFile(f"{self.name}: {'.'.join((key, *names))}", value)
+
     def has(self, key: str) -> bool:
         """Whether key is there and not null."""
         return self.values.get(key) is not None

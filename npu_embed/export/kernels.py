@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..records import FieldValue, Record, make_record
+from ..specs import DEFAULT_MHA
 from .geometry import Epilogue, M
+from .parts import Progress
 from .streams import gemm_stream, mha_stream
 
 GEMM_CTX, MHA_CTX = "gemm", "mha"
@@ -74,25 +77,31 @@ class Gemm:
 class Mha:
     """Attention over Q, K, V side by side in rows of qkv_stride elements; O at column 0.
 
-    q_col, k_col and v_col are the first elements of each in row 0.
+    q, k and v heads follow each other from column 0. A model with more than one head geometry tells
+    them apart by name.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     qkv_stride: int
-    q_col: int
-    k_col: int
-    v_col: int
     o_stride: int
+    name: str = DEFAULT_MHA
+
+    @property
+    def ctx(self) -> str:
+        """The key of its xclbin, and the beginning of its kernels' names."""
+        return MHA_CTX if self.name == DEFAULT_MHA else f"{MHA_CTX}.{self.name}"
 
     def kernels(self, buckets: tuple[int, ...], dev_gen: int) -> Kernels:
         """Its streams, one for each bucket of rows."""
         records: list[Record] = []
         files: dict[str, bytes] = {}
         q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        q_col, k_col, v_col = 0, q_width, q_width + kv_width
+        named = {} if self.name == DEFAULT_MHA else {"name": self.name}
         for rows in buckets:
-            insts = f"kernels/mha_{rows}.insts.bin"
+            insts = f"kernels/{self.ctx}_{rows}.insts.bin"
             stream, kv_words, win_words = mha_stream(
                 rows=rows,
                 heads=self.heads,
@@ -102,9 +111,9 @@ class Mha:
                 k_stride=self.qkv_stride,
                 v_stride=self.qkv_stride,
                 o_stride=self.o_stride,
-                q_col=self.q_col,
-                k_col=self.k_col,
-                v_col=self.v_col,
+                q_col=q_col,
+                k_col=k_col,
+                v_col=v_col,
                 o_col=0,
                 dev_gen=dev_gen,
             )
@@ -114,11 +123,12 @@ class Mha:
                 make_record(
                     "mha",
                     rows,
-                    ctx=MHA_CTX,
+                    **named,
+                    ctx=self.ctx,
                     insts=insts,
-                    q_elems=before + self.q_col + q_width,
-                    k_elems=before + self.k_col + kv_width,
-                    v_elems=before + self.v_col + kv_width,
+                    q_elems=before + q_col + q_width,
+                    k_elems=before + k_col + kv_width,
+                    v_elems=before + v_col + kv_width,
                     o_elems=(rows - 1) * self.o_stride + q_width,
                     kv_words=kv_words,
                     win_words=win_words,
@@ -128,6 +138,34 @@ class Mha:
                 )
             )
         return Kernels(tuple(records), files)
+
+
+def all_kernels(
+    gemms: Sequence[Gemm],
+    mhas: Sequence[Mha],
+    *,
+    max_chunks: int,
+    buckets: tuple[int, ...],
+    target: str,
+    progress: Progress,
+) -> Kernels:
+    """The kernels of a model, GEMMs first."""
+    dev_gen = TARGETS[target]
+    records: list[Record] = []
+    files: dict[str, bytes] = {}
+    total = len(gemms) + len(mhas)
+    every: list[Gemm | Mha] = [*gemms, *mhas]
+    for done, kernel in enumerate(every):
+        progress("kernels", done, total)
+        made = (
+            kernel.kernels(max_chunks, dev_gen)
+            if isinstance(kernel, Gemm)
+            else kernel.kernels(buckets, dev_gen)
+        )
+        records.extend(made.records)
+        files.update(made.files)
+    progress("kernels", total, total)
+    return Kernels(tuple(records), files)
 
 
 def buckets_for(max_tokens: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -52,6 +52,24 @@ def pack_gemm(weight_kn: F32, bias: F32 | None, k_tile: int = K_TILE, n_tile: in
     return np.concatenate([biases, weights], axis=1).reshape(-1)
 
 
+def geglu_pair(gate_kn: F32, up_kn: F32, n_tile: int = N_TILE) -> F32:
+    """Gate and up side by side as a GeGLU pair wants them: half a tile of each in turn.
+
+    Both [K, N] -> [K, 2 N'], N padded with zeros to N', whole tiles of the result.
+
+    Raises:
+        ValueError: the two differ in shape.
+    """
+    if gate_kn.shape != up_kn.shape or gate_kn.ndim != 2:
+        raise ValueError(f"geglu_pair: {gate_kn.shape} and {up_kn.shape}, wanted one shape [K, N]")
+    k, n = gate_kn.shape
+    half = n_tile // 2
+    padded = np.zeros((k, 2, round_up(n, n_tile)), dtype=np.float32)
+    padded[:, 0, :n], padded[:, 1, :n] = gate_kn, up_kn
+    pairs = padded.reshape(k, 2, -1, half).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(pairs).reshape(k, -1)
+
+
 def block_bytes(k: int, bias: bool, k_tile: int = K_TILE, n_tile: int = N_TILE) -> int:
     """Bytes of one packed block of n_tile columns; k is a multiple of k_tile."""
     return (4 * n_tile if bias else 0) + round_up(k, k_tile) * n_tile * 2

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from ..records import Record
 
+ATTENTIONS = ("npu", "host")
+
 # (stage, done, total): called now and then, for a progress bar.
 Progress = Callable[[str, int, int], None]
 
@@ -19,9 +21,22 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller chose: the NPU generation, the bundle's name, where attention runs."""
+
+    target: str
+    name: str
+    attention: str = "npu"
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """Manifest records in order, tensors by name, file contents by path in the bundle."""
+    """Manifest records in order, tensors by name, file contents by path in the bundle.
+
+    bf16: the names of uint16 tensors that hold the bits of bfloat16 numbers.
+    """
 
     records: tuple[Record, ...]
     tensors: Mapping[str, NDArray[Any]]
     files: Mapping[str, bytes]
+    bf16: frozenset[str] = frozenset()

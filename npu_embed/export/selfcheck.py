@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BundleError
+from ..records import Record, hex_text, make_record
+from ..tokenizer import Tokenizer
+from .checkpoint import Checkpoint
+from .parts import Progress
+from .reference import F32, I32, Reference
+
 _SENTENCE = "A text that is longer than the model can read is cut, and its end is kept. "
 _SENTENCE_WORDS = len(_SENTENCE.split())
+
+# A long text's hidden rows are left out where they would be most of the bundle.
+MAX_HIDDEN_BYTES = 16 << 20
 
 SHORT_TEXTS = (
     "hello",
@@ -18,3 +34,47 @@ def self_check_texts(max_tokens: int) -> tuple[str, ...]:
     """Six texts: a word, a sentence, none, accents, CJK, and one cut at max_tokens."""
     # A word is at least a token, so this many words are certain to be too many.
     return (*SHORT_TEXTS, _SENTENCE * (max_tokens // _SENTENCE_WORDS + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The `tref` records of a bundle and their tensors."""
+
+    records: tuple[Record, ...]
+    tensors: dict[str, NDArray[np.int32] | F32]
+
+
+def make_references(
+    checkpoint: Checkpoint,
+    max_tokens: int,
+    vocab_size: int,
+    forward: Callable[[I32], Reference],
+    progress: Progress,
+) -> References:
+    """The forward of every self-check text, and of one behind the checkpoint's first prompt.
+
+    Raises:
+        BundleError: the tokenizer has more tokens than the model.
+    """
+    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path, max_tokens=max_tokens)
+    if tokenizer.vocab_size > vocab_size:
+        raise BundleError(
+            f"tokenizer.json: {tokenizer.vocab_size} tokens, wanted at most vocab_size "
+            f"{vocab_size} of config.json; the two files do not belong together."
+        )
+    cases = [("-", "", text) for text in self_check_texts(max_tokens)]
+    for prompt in list(checkpoint.prompts)[:1]:
+        cases.append((prompt, checkpoint.prompts[prompt], cases[1][2]))
+    tensors: dict[str, NDArray[np.int32] | F32] = {}
+    records = []
+    for j, (prompt, prefix, text) in enumerate(cases):
+        progress("references", j, len(cases))
+        (encoded,) = tokenizer.encode_batch([text], prompt=prefix)
+        reference = forward(encoded.ids)
+        tensors[f"tref.{j}.ids"] = reference.ids
+        if reference.hidden.nbytes <= MAX_HIDDEN_BYTES:
+            tensors[f"tref.{j}.hidden"] = reference.hidden
+        tensors[f"tref.{j}.embedding"] = reference.embedding
+        records.append(make_record("tref", j, prompt, hex_text(text)))
+    progress("references", len(cases), len(cases))
+    return References(tuple(records), tensors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..emulator import txn
-from .descriptors import MAX_SIZE, Channel, ShimBd, Transfer, wait_for_results
+from .descriptors import MAX_SIZE, MAX_STRIDE, Channel, ShimBd, Transfer, wait_for_results
 from .geometry import (
     COLUMNS,
     CORE_ROWS,
@@ -163,6 +163,42 @@ def head_shares(heads: int) -> tuple[tuple[int, int], ...]:
     return tuple(shares)
 
 
+def _heads_bd(rows: int, heads: int, head_dim: int, stride: int) -> tuple[ShimBd, int]:
+    """[head][row][d] of heads side by side in rows of `stride` elements, and how often to push it.
+
+    More rows than d1 can count take two dimensions, and each head is then a push of its own.
+    """
+    head_words, row_words = head_dim // 2, stride // 2
+    if rows <= MAX_SIZE:
+        bd = ShimBd(
+            heads * rows * head_words,
+            d0_size=head_words,
+            d1_size=rows,
+            d1_stride=row_words,
+            d2_stride=head_words,
+        )
+        return bd, 1
+    # Where even a single row is too long, the descriptor's own check says so.
+    part = next(
+        (
+            rows // n
+            for n in range(2, rows)
+            if rows % n == 0 and rows // n <= MAX_SIZE and rows // n * row_words <= MAX_STRIDE
+        ),
+        1,
+    )
+    bd = ShimBd(
+        rows * head_words,
+        d0_size=head_words,
+        d1_size=part,
+        d1_stride=row_words,
+        d2_stride=part * row_words,
+        iterations=heads,
+        iteration_stride=head_words,
+    )
+    return bd, heads
+
+
 def mha_stream(
     rows: int,
     heads: int,
@@ -198,14 +234,8 @@ def mha_stream(
     def move(
         col: int, channel: Channel, arg: int, first: int, count: int, stride: int, start: int
     ) -> Iterator[txn.Op]:
-        bd = ShimBd(
-            count * rows * head_dim // 2,
-            d0_size=head_dim // 2,
-            d1_size=rows,
-            d1_stride=stride // 2,
-            d2_stride=head_dim // 2,
-        )
-        return Transfer(col, channel, arg, bd, arg, (start + first * head_dim) * 2).ops()
+        bd, repeat = _heads_bd(rows, count, head_dim, stride)
+        return Transfer(col, channel, arg, bd, arg, (start + first * head_dim) * 2, repeat).ops()
 
     shares = head_shares(heads)
     active = [(col, first, count) for col, (first, count) in enumerate(shares) if count]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,19 @@ from ..tensors import Tensors, open_safetensors
 
 F32 = NDArray[np.float32]
 
+_BLOCK_ELEMS = 1 << 22
+
 # Checkpoints converted from TensorFlow keep its names; transformers renames them on loading, too.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
+def _widened(bits: NDArray[Any]) -> F32:
+    """Float32 of float32, float16, or the bits of bfloat16."""
+    return to_f32(bits) if bits.dtype == np.uint16 else bits.astype(np.float32, copy=False)
+
+
 class Weights:
-    """The tensors a family needs, by their HF names without the model prefix, all float32.
+    """The tensors a family needs, by their HF names without the model prefix.
 
     Checks once, when made: every wanted tensor is there, has its shape and is finite, and there is
     none beside them but those `ignored` names.
@@ -75,28 +83,49 @@ class Weights:
                 f"{file}: tensor {name} has shape {list(found)}, wanted {list(shape)} by "
                 "config.json; the two files do not belong together."
             )
-        finite = np.isfinite(self.f32(name))
-        if not finite.all():
+        if bad := sum(int((~np.isfinite(block)).sum()) for block in self._blocks(name)):
             raise BundleError(
-                f"{file}: tensor {name} has {finite.size - int(finite.sum())} values that are not "
-                "finite, wanted none; the checkpoint is damaged."
+                f"{file}: tensor {name} has {bad} values that are not finite, wanted none; the "
+                "checkpoint is damaged."
             )
 
-    def f32(self, name: str) -> F32:
-        """A tensor in float32, of its own shape; a read-only view where the file has float32."""
+    def _bits(self, name: str) -> NDArray[Any]:
+        """A tensor as the file has it: float32, float16, or the bits of bfloat16."""
         stored = self._stored[name]
         match self._file.dtype(stored):
             case "f32":
                 return self._file.f32(stored)
             case "bf16":
-                return to_f32(self._file.bf16(stored))
+                return self._file.bf16(stored)
             case "f16":
-                return self._file.f16(stored).astype(np.float32)
+                return self._file.f16(stored)
             case other:
                 raise BundleError(
                     f"{self._file.file}: tensor {name} is {other}, wanted f32, f16 or bf16; export "
                     "the checkpoint with float weights."
                 )
+
+    def _blocks(self, name: str) -> Iterator[F32]:
+        """A tensor's values in float32, a part at a time."""
+        flat = self._bits(name).reshape(-1)
+        for start in range(0, flat.size, _BLOCK_ELEMS):
+            yield _widened(flat[start : start + _BLOCK_ELEMS])
+
+    def f32(self, name: str) -> F32:
+        """A tensor in float32, of its own shape; a read-only view where the file has float32."""
+        return _widened(self._bits(name))
+
+    def rows(self, name: str, indices: NDArray[np.int32]) -> F32:
+        """Some rows of a table in float32, without widening the table."""
+        return _widened(self._bits(name)[indices])
+
+    def table(self, name: str) -> NDArray[Any]:
+        """A tensor for the bundle: a view of the file's float32 or of its bits of bfloat16.
+
+        float16 is widened to float32: there is no shorter type that the engine reads.
+        """
+        bits = self._bits(name)
+        return bits if bits.dtype == np.uint16 else _widened(bits)
 
     def close(self) -> None:
         """Unmap the file; views handed out before stay valid."""

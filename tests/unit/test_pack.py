@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from npu_embed.export.pack import block_bytes, pack_gemm
+from npu_embed.export.pack import block_bytes, geglu_pair, pack_gemm
 
 
 def distinct_weights(k: int, n: int) -> NDArray[np.float32]:
@@ -128,3 +128,19 @@ def test_what_does_not_fit_is_refused(
     biases = None if bias is None else np.zeros(bias, np.float32)
     with pytest.raises(ValueError, match=words):
         pack_gemm(np.zeros(shape, np.float32), biases, *tiles)
+
+
+def test_a_pair_takes_turns_of_half_a_tile() -> None:
+    gate = np.arange(2 * 70, dtype=np.float32).reshape(2, 70) + 1
+    pair = geglu_pair(gate, -gate)
+    assert pair.shape == (2, 256)
+    turns = pair.reshape(2, 4, 2, 32)
+    padded = np.zeros((2, 128), np.float32)
+    padded[:, :70] = gate
+    np.testing.assert_array_equal(turns[:, :, 0].reshape(2, 128), padded)
+    np.testing.assert_array_equal(turns[:, :, 1].reshape(2, 128), -padded)
+
+
+def test_a_pair_of_two_shapes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 4\), wanted one shape"):
+        geglu_pair(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32))

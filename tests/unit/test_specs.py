@@ -56,8 +56,35 @@ def test_mha_buckets_are_sorted_and_the_shortest_that_holds_a_text_is_found() ->
     assert [b.rows if b else None for b in buckets] == [128, 128, 256, 256, None]
 
 
+def test_named_buckets_are_kept_apart() -> None:
+    wide = f"mha 128 name=wide ctx=mha insts=w128 {MHA}"
+    found = specs(f"mha 256 name=wide ctx=mha insts=w256 {MHA}" + MHA128 + wide)
+    assert [(m.name, m.rows, m.kernel_id) for m in found.all_mhas] == [
+        ("wide", 128, "mha.wide_128"),
+        ("wide", 256, "mha.wide_256"),
+        ("mha", 128, "mha_128"),
+    ]
+    assert [m.insts for m in found.mhas] == ["m128"]
+    for rows, name, insts in (
+        (129, None, None),
+        (129, "wide", "w256"),
+        (1, "wide", "w128"),
+        (1, "mha", "m128"),
+        (1, "other", None),
+    ):
+        bucket = found.mha_for(rows, name)
+        assert (bucket.insts if bucket else None) == insts
+
+
+def test_the_only_name_needs_no_naming() -> None:
+    wide = f"mha 128 name=wide ctx=mha insts=w128 {MHA}"
+    assert [m.insts for m in specs(wide).mhas] == ["w128"]
+    assert specs(wide + wide.replace("wide", "narrow")).mhas == ()
+    assert specs(MHA128.replace("128 ctx", "128 name=mha ctx")).mhas == specs(MHA128).mhas
+
+
 def test_a_bundle_may_have_no_kernels_of_a_kind() -> None:
-    assert specs("") == Specs({}, ())
+    assert specs("") == Specs({}, {})
 
 
 def test_unknown_tags_and_extra_keys_are_skipped() -> None:
@@ -135,6 +162,15 @@ def test_a_missing_gemm_chunks_key_is_named(key: str) -> None:
         ),
         (GEMM + GEMM, ":5: gemm qkv for the second time (first on line 4), wanted it once"),
         (MHA128 + MHA128, ":5: mha 128 for the second time (first on line 4), wanted one a bucket"),
+        (
+            2 * MHA128.replace("128 ctx", "128 name=wide ctx"),
+            ":5: mha 128 name=wide for the second time (first on line 4), wanted one a bucket",
+        ),
+        (MHA128.replace("128 ctx", "128 name= ctx"), ":4: mha 128 name is empty, wanted a name"),
+        (
+            GEMM.replace("qkv", "mha.wide_128") + MHA128.replace("128 ctx", "128 name=wide ctx"),
+            ":5: a kernel named mha.wide_128, wanted another name than that of line 4",
+        ),
         (GEMM.replace("ctx=gemm", "ctx=x"), ":4: gemm ctx is 'x', wanted the key of an xclbin (ge"),
         (MHA128.replace("ctx=mha", "ctx="), ":4: mha ctx is '', wanted the key of an xclbin (gemm"),
         (GEMM.replace("insts=q1", "insts="), ":4: gemm insts is empty, wanted a path"),

@@ -188,6 +188,11 @@ MHAS = [
     (4, 6, 2, 2, (20, 24, 28, 12), (2, 14, 18, 0), [(0, 2), (2, 2), (4, 1), (5, 1)]),
     (8, 8, 2, 6, (100, 40, 40, 60), (0, 0, 12, 10), [(0, 2), (2, 2), (4, 2), (6, 2)]),
     (8, 1, 1, 64, (64, 64, 64, 64), (0, 0, 0, 0), [(0, 1)]),
+    # More rows than one dimension of a descriptor counts; the last with rows as wide as to need
+    # a finer split than the count alone.
+    (1024, 6, 2, 4, (40, 40, 40, 24), (0, 24, 32, 0), [(0, 2), (2, 2), (4, 1), (5, 1)]),
+    (2048, 3, 1, 8, (64, 64, 64, 64), (0, 24, 32, 0), [(0, 1), (1, 1), (2, 1)]),
+    (2048, 4, 1, 2, (6144, 6144, 6144, 8), (0, 8, 10, 0), [(0, 1), (1, 1), (2, 1), (3, 1)]),
 ]
 
 
@@ -320,7 +325,8 @@ MHA: dict[str, Any] = {
     [
         ({"rows": 18}, "rows is 18, wanted a multiple of 4"),
         ({"rows": 0}, "rows is 0"),
-        ({"rows": 1024}, "d1_size is 1024, wanted 0 to 1023"),
+        ({"rows": 1024, "q_stride": 1 << 22}, "d1_stride is 2097152, wanted 1 to 1048576"),
+        ({"rows": 1024, "heads": 260, "kv_heads": 1}, "iterations is 65, wanted 1 to 64"),
         ({"heads": 5}, "heads is 5, wanted a multiple of 2"),
         ({"head_dim": 15}, "head_dim is 15, wanted a multiple of 2"),
         ({"head_dim": 2048}, "d0_size is 1024, wanted 0 to 1023"),
