@@ -34,7 +34,7 @@ setup: $(VENV)/.installed-dev
 demo: $(VENV)/.installed
 	$(BIN)/npu-embed embed --table --stats \
 	  "two cats sleeping on a sofa" \
-	  "Les chats dorment sur le canapé." \
+	  "A pair of kittens asleep on the couch." \
 	  "a red car parked outside" \
 	  "How do I reset my password?" \
 	  "Open Settings, choose Security, then Reset."
