@@ -5,23 +5,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo setup check test test-fast bench clean
+.PHONY: help demo setup check test test-fast bench bench-swaps clean
 
 help:
 	@echo "make demo       embed real sentences with all-MiniLM-L6-v2 on the emulated NPU"
 	@echo "make test       lint, types and every test, as CI runs them"
-	@echo "make test-fast  the tests that take under a minute in all"
+	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make check      lint and types"
 	@echo "make bench      throughput on a corpus of installed packages' documentation"
+	@echo "make bench-swaps  swaps, switches and runs a text by slots, policy and pack size"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV) ..."
 	$(PIP) install -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV) ..."
 	$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
@@ -52,6 +55,10 @@ test-fast: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/throughput.py
+
+bench-swaps: $(VENV)/.installed-bench
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/swaps.py --plot benchmarks/results/swaps.png > benchmarks/results/swaps.jsonl
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

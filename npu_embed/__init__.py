@@ -7,7 +7,7 @@ vectors = npu_embed.embed(["two cats on a sofa", "a red car"])   # float32 [2, 3
 from __future__ import annotations
 
 from .api import __version__, embed, export
-from .embedder import Embedder, Stats
+from .embedder import Embedder
 from .errors import (
     BundleError,
     DeviceError,
@@ -19,6 +19,7 @@ from .errors import (
     RunFailed,
     SettingError,
 )
+from .stats import Stats
 
 __all__ = [
     "BundleError",

@@ -22,14 +22,13 @@ _SHIFT = np.uint32(16)
 
 
 def _round_block(x: F32, out: BF16, scratch: NDArray[np.uint32]) -> None:
-    """Out = x rounded; x C-contiguous, scratch as large as x."""
+    """Write x, rounded, to out; x C-contiguous, scratch as large as x."""
     bits = x.view(np.uint32)
     np.right_shift(bits, _SHIFT, out=scratch)
     np.bitwise_and(scratch, _ONE, out=scratch)
     np.add(scratch, _ROUND_BIAS, out=scratch)
     np.add(scratch, bits, out=scratch)
-    np.right_shift(scratch, _SHIFT, out=scratch)
-    out[...] = scratch
+    np.right_shift(scratch, _SHIFT, out=out, casting="unsafe")
     # A NaN with a low payload would round up to infinity, or wrap. One reduction finds whether
     # there is one: a sum is NaN if any element is (or if infinities cancel, which costs only time).
     with np.errstate(invalid="ignore", over="ignore"):

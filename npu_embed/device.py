@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from .driver import Counters, Driver, Xrt, emulated_pyxrt, system_pyxrt
 from .emulator import slots
 from .errors import BundleError, DeviceError, NoFreeContext
 from .kernels import Kernel
+from .runlists import Launch, RunList
 
 __all__ = ["Buffer", "Context", "Counters", "Kernel", "Session", "View"]
 
@@ -89,7 +91,7 @@ class Session:
         if device == "emulated":
             return cls("emulated", emulated_pyxrt())
         if array_programs:
-            reason = "its kernels are array programs, which no hardware can run"
+            reason = "the bundle's kernels are array programs, which no hardware can run"
             if device == "npu":
                 raise DeviceError(
                     f'device="npu": {reason}, wanted kernels compiled for the NPU; use '
@@ -167,14 +169,31 @@ class Session:
         del identity
         return Context(self, path, hw_context, kernel, layout)
 
+    @property
+    def has_runlists(self) -> bool:
+        """Whether this pyxrt has runlists: since XRT 2.20."""
+        return hasattr(self.driver.xrt, "runlist")
+
+    @property
+    def context_limit(self) -> int | None:
+        """How many hardware contexts the NPU has for all processes together, None if unknown."""
+        limit = _CONTEXTS.get(self.generation or "")
+        if limit is None or self.kind != "emulated":
+            return limit
+        return settings.emulator_slots(limit)
+
+    @property
+    def lock_folder(self) -> Path:
+        """Where engines of all processes on this NPU meet to take turns."""
+        return settings.emulator_dir() if self.kind == "emulated" else settings.npu_dir()
+
     def slots_text(self) -> str:
         """The limit of hardware contexts and, where it can be known, who holds them; for errors."""
-        limit = _CONTEXTS.get(self.generation or "")
+        limit = self.context_limit
         if limit is None:
             return "shared by all processes"
         if self.kind != "emulated":
             return f"{limit} on this NPU, shared by all processes"
-        limit = settings.emulator_slots(limit)
         holders = slots.table(settings.emulator_dir()).holders(limit).values()
         held = ", ".join(str(pid) for pid in sorted(set(holders))) or "none"
         return f"{limit} on this emulated NPU, shared by all processes; held by process {held}"
@@ -216,6 +235,10 @@ class Context:
         buffer.to_device(0, len(stream))
         driver.counters.loads += 1
         return Kernel(driver, name, self.path.name, self.layout, self._kernel, bo, buffer)
+
+    def runlist(self, launches: Sequence[Launch]) -> RunList:
+        """Kernels loaded into this context, with their views, as one list of runs."""
+        return RunList(self._session.driver, self._hw_context, launches)
 
     def release(self) -> None:
         """Free kernel, then context; the kernels loaded into it must be released before."""

@@ -18,6 +18,7 @@ class Counters:
     """What a session did since it was opened; every field only grows."""
 
     runs: int = 0
+    runlists: int = 0
     switches: int = 0
     swaps: int = 0
     loads: int = 0
@@ -29,6 +30,11 @@ class Counters:
     def copy(self) -> Counters:
         """The counts of now."""
         return Counters(*(getattr(self, f.name) for f in fields(self)))
+
+    def add(self, other: Counters) -> None:
+        """Count what others counted."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
     def since(self, before: Counters) -> Counters:
         """What was counted after `before`."""

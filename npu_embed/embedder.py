@@ -1,82 +1,38 @@
-"""Embedder: texts -> vectors; owns a bundle's lifetime on a device, order and statistics."""
+"""Embedder: texts and images -> vectors; a bundle's lifetime on a device, order, statistics."""
 
 from __future__ import annotations
 
 import logging
-import operator
-import os
-import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import models, settings
 from .bf16 import F32
 from .bundle import Bundle
 from .device import Counters, Session
-from .errors import DeviceError, InputError, InputTypeError
-from .hostops import unit_rows
-from .packing import make_packs
+from .errors import InputError, InputTypeError
+from .idle import IdleTimer, lend
+from .image_queries import ImageQueries
+from .packing import Pack, make_packs
+from .paths import as_path
 from .progress import bar
-from .tokenizer import Encoded, as_texts, check_text
+from .queries import Queries
+from .schedule import SLOTS
+from .stats import Stats, Tally
+from .tokenizer import Encoded, Tokenizer, as_texts, check_some_tokens, check_text, in_batches
 from .trace import Timing
+from .turns import Turns
+from .vectors import check_finite, checked_dim, cut
 
 log = logging.getLogger("npu_embed")
 
-TOKENIZE_TEXTS = 4096  # tokenized at a time: bounds memory, and lets a bar move
 
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What an Embedder did since it was opened.
-
-    tokens: computed, special tokens included. truncated: texts cut. counters: runs, switches,
-    swaps, loads, patches, syncs, bytes_to_device, bytes_from_device; opening the bundle
-    included. seconds: wall time a stage.
-    """
-
-    texts: int
-    tokens: int
-    truncated: int
-    packs: int
-    counters: Counters
-    seconds: dict[str, float]
-
-    def __getattr__(self, name: str) -> int:
-        """A counter by its name: stats.swaps is stats.counters.swaps."""
-        if name in Counters.__slots__:
-            value: int = getattr(self.counters, name)
-            return value
-        raise AttributeError(f"Stats has no {name!r}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, flat, as JSON wants it."""
-        flat: dict[str, Any] = {
-            "texts": self.texts,
-            "tokens": self.tokens,
-            "truncated": self.truncated,
-            "packs": self.packs,
-        }
-        flat.update({name: getattr(self.counters, name) for name in Counters.__slots__})
-        flat["seconds"] = {stage: round(s, 6) for stage, s in self.seconds.items()}
-        return flat
-
-
-@dataclass(slots=True)
-class _Totals:
-    texts: int = 0
-    tokens: int = 0
-    truncated: int = 0
-    packs: int = 0
-    timing: Timing = field(default_factory=Timing)
-
-
-class Embedder:
+class Embedder(Queries, ImageQueries):
     """A bundle loaded on a device.
 
     bundle: a bundle folder; None is NPU_EMBED_BUNDLE, else the default bundle (all-
@@ -85,11 +41,13 @@ class Embedder:
     plain text. pack_rows: tokens that share a forward at most, None for the bundle's limit;
     fewer take less memory.
 
-    May be shared by threads, which take turns; not by processes: open one in each.
+    May be shared by threads, which take turns; not by processes: open one in each. A signal
+    handler that interrupts it can read stats, anything else is an InputError there.
     A context manager; without it, close() frees the device.
 
     Raises:
         BundleError, DeviceError, FetchError, SettingError: from opening the bundle or the device.
+        InputError, InputTypeError: an argument that cannot be used.
     """
 
     def __init__(
@@ -101,18 +59,24 @@ class Embedder:
         pack_rows: int | None = None,
     ) -> None:
         self._closed = True  # until everything below has worked
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._totals = _Totals()
-        path = Path(bundle) if bundle is not None else settings.bundle()
-        with self._totals.timing.stage("open"):
+        self._turns = Turns()
+        self._total = Tally()
+        self._snapshot = self._last = Tally().stats(Counters())
+        path = as_path("bundle", bundle) if bundle is not None else settings.bundle()
+        with self._total.timing.stage("open"):
             self._bundle = Bundle.open(default_bundle() if path is None else path)
             rows = _checked_rows(pack_rows, self._bundle)
-            self._tokenizer = self._bundle.open_tokenizer(plain_specials=plain_specials)
+            self._plain_specials = plain_specials
+            self._tokenizer = self._open_tokenizer() if self._bundle.max_tokens else None
             self._session = Session.open(device, array_programs=self._bundle.has_array_programs)
             self._model = models.load(self._session, self._bundle, rows)
+        self._idle = IdleTimer(settings.idle_release_ms() / 1000, self._release_if_due)
+        lend(self._release_if_free)
         self._warned = False
         self._closed = False
+
+    def _open_tokenizer(self) -> Tokenizer:
+        return self._bundle.open_tokenizer(plain_specials=self._plain_specials)
 
     @property
     def dim(self) -> int:
@@ -121,7 +85,7 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of one text, special tokens included."""
+        """The most tokens of one text, special tokens included; 0 where none can be embedded."""
         return self._bundle.max_tokens
 
     @property
@@ -136,17 +100,19 @@ class Embedder:
 
     @property
     def stats(self) -> Stats:
-        """What was done so far; a snapshot."""
-        with self._lock:
-            t = self._totals
-            return Stats(
-                t.texts,
-                t.tokens,
-                t.truncated,
-                t.packs,
-                self._session.counters.copy(),
-                dict(t.timing.seconds),
-            )
+        """What was done since it was opened; a snapshot that waits for nobody.
+
+        While a pack is on the device: what had been done when it got there.
+        """
+        with self._turns.take_if_free() as free:
+            if free:
+                self._snapshot = self._total.stats(self._session.counters)
+        return self._snapshot
+
+    @property
+    def last_stats(self) -> Stats:
+        """What the last call of embed that ended did, whichever thread made it."""
+        return self._last
 
     @overload
     def embed(
@@ -190,15 +156,26 @@ class Embedder:
             InputError, InputTypeError: a text or an argument that cannot be used, by index.
             NoFreeContext, RunFailed, DeviceError: from the device; the next call starts afresh.
         """
+        return self._embed(texts, self._bundle.prompt(prompt), dim, truncate, progress)
+
+    def _embed(
+        self,
+        texts: str | Iterable[str],
+        prefix: str,
+        dim: int | None,
+        truncate: bool,
+        progress: bool,
+    ) -> F32:
         if isinstance(texts, str):
-            row: F32 = self.embed([texts], prompt, dim, truncate, progress)[0]
+            row: F32 = self._embed([texts], prefix, dim, truncate, progress)[0]
             return row
-        keep = _checked_dim(dim, self._model.dim)
-        encoded = self._encode(as_texts(texts), prompt, truncate)
-        vectors = self._run(encoded, progress)
-        if keep < vectors.shape[1]:
-            vectors = unit_rows(vectors[:, :keep])
-        return vectors
+        keep = checked_dim(dim, self._model.dim)
+        call = Tally()
+        encoded = self._encode(as_texts(texts), prefix, truncate, call)
+        check_some_tokens(encoded)
+        vectors = self._run(encoded, progress, call)
+        self._ended(call)
+        return cut(vectors, keep)
 
     def tokenize(
         self, texts: str | Iterable[str], prompt: str | None = None, truncate: bool = True
@@ -209,85 +186,129 @@ class Embedder:
             InputError, InputTypeError: as embed.
         """
         checked = [check_text(texts, "texts")] if isinstance(texts, str) else as_texts(texts)
-        return [
-            [int(i) for i in e.ids] for e in self._encode(checked, prompt, truncate, count=False)
-        ]
+        prefix = self._bundle.prompt(prompt)
+        return [[int(i) for i in e.ids] for e in self._encode(checked, prefix, truncate)]
 
     def _encode(
-        self, texts: Sequence[str], prompt: str | None, truncate: bool, *, count: bool = True
+        self, texts: Sequence[str], prefix: str, truncate: bool, call: Tally | None = None
     ) -> list[Encoded]:
         self._check_usable()
         if not isinstance(truncate, bool):
             raise InputTypeError(f"truncate={truncate!r}: wanted True or False.")
-        prefix = self._bundle.prompt(prompt)
+        tokenizer = self._tokenizer or self._open_tokenizer()
         timing = Timing()
         encoded: list[Encoded] = []
         with timing.stage("tokenize"):
-            for first in range(0, len(texts), TOKENIZE_TEXTS):
-                encoded += self._tokenizer.encode_batch(
-                    texts[first : first + TOKENIZE_TEXTS],
-                    prompt=prefix,
-                    truncate=truncate,
-                    first=first,
+            for some in in_batches(texts, len(prefix)):
+                encoded += tokenizer.encode_batch(
+                    some, prompt=prefix, truncate=truncate, first=len(encoded)
                 )
-        cut = [i for i, e in enumerate(encoded) if e.truncated]
-        if count:
-            with self._lock:
-                self._totals.timing.add("tokenize", timing.total())
-                self._totals.truncated += len(cut)
-                warn, self._warned = bool(cut) and not self._warned, self._warned or bool(cut)
-            if warn:
-                log.warning(
-                    "texts[%d]: %d tokens, cut to %d%s; said once, stats.truncated counts",
-                    cut[0],
-                    encoded[cut[0]].tokens,
-                    self.max_tokens,
-                    f" (and {len(cut) - 1} more texts)" if len(cut) > 1 else "",
-                )
+        if call is not None:
+            self._count_cut(encoded, call, timing)
         return encoded
 
-    def _run(self, encoded: Sequence[Encoded], progress: bool) -> F32:
+    def _count_cut(self, encoded: Sequence[Encoded], call: Tally, timing: Timing) -> None:
+        """Count the texts that were cut, and say so for the first of this Embedder."""
+        cut = [i for i, e in enumerate(encoded) if e.truncated]
+        part = Tally(truncated=len(cut), timing=timing)
+        call.add(part)
+        with self._turns.take():
+            self._total.add(part)
+            warn, self._warned = bool(cut) and not self._warned, self._warned or bool(cut)
+        if warn:
+            log.warning(
+                "texts[%d]: %d tokens, cut to %d%s; said once, stats.truncated counts",
+                cut[0],
+                encoded[cut[0]].tokens,
+                self.max_tokens,
+                f" (and {len(cut) - 1} more texts)" if len(cut) > 1 else "",
+            )
+
+    def _run(self, encoded: Sequence[Encoded], progress: bool, call: Tally) -> F32:
         """The model's vectors, in order."""
         out = np.zeros((len(encoded), self._model.dim), dtype=np.float32)
         packs = make_packs([len(e.ids) for e in encoded], self._model.max_rows)
         done = 0
         with bar("embedding", len(encoded), "texts", show=progress) as advance:
-            for pack in packs:
-                with self._lock:
-                    self._check_usable()
-                    timing = Timing()
-                    try:
-                        vectors = self._model.forward(
-                            [encoded[i].ids for i in pack.indices], pack, timing
-                        )
-                    finally:
-                        for stage, seconds in timing.seconds.items():
-                            self._totals.timing.add(stage, seconds)
-                    self._totals.texts += len(pack.indices)
-                    self._totals.tokens += pack.rows
-                    self._totals.packs += 1
-                _check_finite(vectors, pack.indices)
-                out[list(pack.indices)] = vectors
-                done += len(pack.indices)
-                advance(done)
+            for first in range(0, len(packs), SLOTS):
+                group = packs[first : first + SLOTS]
+                for pack, vectors in zip(group, self._forward(encoded, group, call), strict=True):
+                    check_finite(vectors, pack.indices)
+                    out[list(pack.indices)] = vectors
+                    done += len(pack.indices)
+                    advance(done)
         return out
+
+    def _forward(self, encoded: Sequence[Encoded], group: Sequence[Pack], call: Tally) -> list[F32]:
+        """The vectors of packs that are run in step."""
+        inputs = [([encoded[i].ids for i in pack.indices], pack) for pack in group]
+        with self._turn(call) as part:
+            vectors = models.forward_together(self._model, inputs, part.timing)
+            part.texts = sum(len(pack.indices) for pack in group)
+            part.tokens = sum(pack.rows for pack in group)
+            part.packs = len(group)
+        return vectors
+
+    @contextmanager
+    def _turn(self, call: Tally) -> Iterator[Tally]:
+        part = Tally()
+        with self._turns.take():
+            self._check_usable()
+            before = self._session.counters.copy()
+            self._snapshot = self._total.stats(before)
+            try:
+                yield part
+            finally:
+                self._total.add(part)
+                self._snapshot = self._total.stats(self._session.counters)
+                call.add(part)
+                call.counters.add(self._session.counters.since(before))
+                self._idle.restart()
+
+    def _ended(self, call: Tally) -> None:
+        self._last = call.stats(call.counters)
+
+    def _image_encoder(self) -> models.ImageEncoder | None:
+        self._check_usable()
+        return models.image_encoder(self._model)
+
+    def release(self) -> None:
+        """Give the hardware contexts back to other programs; the next call takes them again.
+
+        What was loaded stays: bundle, weights and buffers. NPU_EMBED_IDLE_RELEASE_MS does this
+        by itself.
+        """
+        with self._turns.take():
+            self._check_usable()
+            self._model.npu.unload_all()
+
+    def _release_if_due(self) -> None:
+        """Release the contexts unless somebody has embedded since; for the timer's thread."""
+        with self._turns.take():
+            if self._idle.due() and not self._closed:
+                self._model.npu.unload_all()
+
+    def _release_if_free(self) -> int:
+        """Release the contexts if nobody is embedding; how many. For a sibling that needs one.
+
+        It never waits, so that siblings that need each other's contexts cannot lock each other out.
+        """
+        with self._turns.take_if_free() as free:
+            return self._model.npu.unload_all() if free and not self._closed else 0
 
     def _check_usable(self) -> None:
         if self._closed:
             raise InputError("this Embedder is closed; open another one.")
-        if self._pid != os.getpid():
-            raise DeviceError(
-                f"this Embedder was opened in process {self._pid}, this is {os.getpid()}: a device "
-                "does not survive a fork; open an Embedder in each process."
-            )
+        self._turns.check_process()
 
     def close(self) -> None:
         """Free the device and the bundle; may be called twice."""
-        if self._pid != os.getpid():
-            return  # the device is the parent's, and a thread of the parent may hold the lock
-        with self._lock:
+        if self._turns.forked:
+            return  # the device is the parent's
+        with self._turns.take():
             if not self._closed:
                 self._closed = True
+                self._idle.stop()
                 self._model.close()
                 self._bundle.close()
 
@@ -316,23 +337,6 @@ def default_bundle() -> Path:
         return fetch.get(progress=progress)
 
 
-def _checked_dim(dim: object, whole: int) -> int:
-    """Dim as an int from 1 to whole; None is whole."""
-    if dim is None:
-        return whole
-    try:
-        value = operator.index(dim) if not isinstance(dim, bool | np.bool_) else None  # type: ignore[arg-type]
-    except TypeError:
-        value = None
-    if value is None:
-        raise InputTypeError(
-            f"dim={dim!r}: {type(dim).__name__}, wanted an integer from 1 to {whole}."
-        )
-    if not 1 <= value <= whole:
-        raise InputError(f"dim={value}: wanted 1 to {whole}.")
-    return value
-
-
 def _checked_rows(pack_rows: int | None, bundle: Bundle) -> int:
     if pack_rows is None:
         return bundle.max_rows
@@ -344,14 +348,3 @@ def _checked_rows(pack_rows: int | None, bundle: Bundle) -> int:
             f"{bundle.max_rows}."
         )
     return pack_rows
-
-
-def _check_finite(vectors: NDArray[np.float32], indices: Sequence[int]) -> None:
-    """A vector with a NaN or an infinity is never returned."""
-    finite = np.isfinite(vectors).all(axis=1)
-    if not finite.all():
-        index = indices[int(np.argmin(finite))]
-        raise DeviceError(
-            f"texts[{index}]: its vector is not finite; nothing is returned. Run `npu-embed check` "
-            "on the bundle to see which stage fails."
-        )

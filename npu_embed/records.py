@@ -14,6 +14,7 @@ from .errors import BundleError
 MANIFEST = "manifest.txt"
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_LINE_BYTES = 64 << 10
+MAX_RECORDS = 200_000  # a real bundle has a few thousand
 
 _TOKEN = re.compile(r"\S+")
 # int() alone would also take "1_000" and digits of other scripts.
@@ -138,7 +139,7 @@ def parse_records(text: str | bytes, name: str = MANIFEST) -> tuple[Record, ...]
 
     Raises:
         BundleError: text is larger than MAX_MANIFEST_BYTES, has a line longer than
-            MAX_LINE_BYTES, or is not UTF-8.
+            MAX_LINE_BYTES or more than MAX_RECORDS records, or is not UTF-8.
     """
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(content) > MAX_MANIFEST_BYTES:
@@ -146,7 +147,7 @@ def parse_records(text: str | bytes, name: str = MANIFEST) -> tuple[Record, ...]
             f"{name}: {len(content)} bytes or more, wanted at most {MAX_MANIFEST_BYTES}; "
             f"{_REEXPORT}."
         )
-    records = []
+    records: list[Record] = []
     for number, raw in enumerate(content.split(b"\n"), start=1):
         where = f"{name}:{number}"
         if len(raw) > MAX_LINE_BYTES:
@@ -164,6 +165,10 @@ def parse_records(text: str | bytes, name: str = MANIFEST) -> tuple[Record, ...]
             ) from exc
         tokens = line.split()
         if tokens and not tokens[0].startswith("#"):
+            if len(records) == MAX_RECORDS:
+                raise BundleError(
+                    f"{where}: more than {MAX_RECORDS} records, wanted at most that; {_REEXPORT}."
+                )
             records.append(Record(tokens[0], tuple(tokens[1:]), number, line, name))
     return tuple(records)
 

@@ -59,6 +59,13 @@ class Rows:
         self._buffer.from_device(row * row_bytes, rows * row_bytes)
         return to_f32(self._host[row : row + rows, :cols])
 
+    def bits(self, rows: int, *, row: int = 0) -> NDArray[np.uint16]:
+        """A copy of rows [row, row + rows) as bf16 bits, synced from the device."""
+        row_bytes = self.width * BF16_BYTES
+        self._buffer.from_device(row * row_bytes, rows * row_bytes)
+        copied: NDArray[np.uint16] = self._host[row : row + rows].copy()
+        return copied
+
     def view(self, row: int, col: int, elems: int) -> View:
         """The `elems` elements from (row, col) on, as a kernel's argument.
 

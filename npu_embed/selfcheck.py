@@ -7,40 +7,26 @@ says how near they must be.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import models, wordcheck
+from . import models, published, wordcheck
 from .bf16 import F32
 from .bundle import Bundle
 from .device import Session
 from .errors import BundleError, NpuEmbedError
+from .imagecheck import check_images, read_image_references, read_texts
 from .manifest import Manifest, verify_sha256
 from .models import Forward
-from .nearness import Figures, Nearness
+from .nearness import MIN_COSINE, Figures, Nearness
+from .outcomes import Outcome, Status
 from .packing import Pack, make_packs
 from .specs import GemmSpec, MhaSpec
 from .tokenizer import Tokenizer
 from .trace import Timing
-
-Status: TypeAlias = Literal["PASS", "FAIL", "SKIP"]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one check found: `SKIP` where the bundle has nothing to check against.
-
-    detail is a sentence for people, figures the same for programs.
-    """
-
-    check: str
-    status: Status
-    detail: str
-    figures: Figures = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +71,10 @@ def self_check(path: str | Path, device: str | None = None) -> Iterator[Outcome]
             return
         if not references:
             yield Outcome("references", "SKIP", "the manifest has no tref records")
-            return
-        yield _check_tokens(bundle, references)
+            if not bundle.manifest.tagged("ref"):
+                return
+        else:
+            yield _check_tokens(bundle, references)
         yield from _check_stages(bundle, references, device)
     finally:
         bundle.close()
@@ -145,13 +133,16 @@ def _check_hashes(path: Path, manifest: Manifest) -> Iterator[Outcome]:
 
 def _check_streams(bundle: Bundle) -> Iterator[Outcome]:
     streams: list[tuple[GemmSpec | MhaSpec, str]] = [
-        (gemm, file) for gemm in bundle.specs.gemms.values() for file in gemm.insts
+        (gemm, file) for gemm in bundle.specs.all_gemms for file in gemm.insts
     ]
     streams += [(mha, mha.insts) for mha in bundle.specs.all_mhas]
     failed = 0
     for spec, file in streams:
         try:
-            bundle.stream(spec, file)
+            if isinstance(spec, GemmSpec):
+                bundle.stream(spec, file)
+            else:
+                bundle.decoded_stream(spec, file)  # its words are a check of their own
         except BundleError as error:
             failed += 1
             yield Outcome("streams", "FAIL", str(error), {"file": file})
@@ -163,7 +154,8 @@ def _check_streams(bundle: Bundle) -> Iterator[Outcome]:
 def _check_words(bundle: Bundle) -> Iterator[Outcome]:
     for mha in bundle.specs.all_mhas:
         try:
-            problem = wordcheck.find_problem(mha, bundle.stream(mha, mha.insts), bundle.no_window)
+            _, stream = bundle.decoded_stream(mha, mha.insts)
+            problem = wordcheck.find_problem(mha, stream, bundle.no_window)
         except BundleError:
             problem = f"{mha.insts} does not decode"
         count = len(mha.kv_words)
@@ -197,15 +189,20 @@ def _check_stages(
 ) -> Iterator[Outcome]:
     """Every text by itself, then all in one call, so that both ways of running are seen."""
     stages: dict[str, Nearness] = {}
-    embedding = Nearness.of_embeddings([r.embedding for r in references])
+    lowest = published.MIN_COSINE if bundle.published else MIN_COSINE
+    embedding = Nearness.of_embeddings([r.embedding for r in references], lowest)
     try:
         session = Session.open(device, array_programs=bundle.has_array_programs)
         model = models.load(session, bundle, bundle.max_rows)
         yield Outcome("device", "PASS", f"{session.kind}: {session.device_name}")
         try:
-            for texts in (*([r] for r in references), references):
+            for texts in (*([r] for r in references), references) if references else ():
                 for pack in make_packs([len(r.ids) for r in texts], model.max_rows):
                     _compare(model, pack, [texts[i] for i in pack.indices], stages, embedding)
+            encoder = models.image_encoder(model)
+            if encoder is not None and bundle.manifest.tagged("ref"):
+                found = read_image_references(bundle)
+                yield from check_images(encoder, found, lowest, read_texts(bundle))
         finally:
             model.close()
     except NpuEmbedError as error:
@@ -243,7 +240,7 @@ def _compare(
                 raise _misfit(text, f"a stage {index} ({name}) of {rows.shape[1]} columns")
             stage.add(rows[start : start + len(text.ids)], text.hidden[index], text.index)
 
-    vectors = model.forward([text.ids for text in texts], pack, Timing(), tap)
+    vectors = models.forward(model, [text.ids for text in texts], pack, Timing(), tap)
     for text, vector in zip(texts, vectors, strict=True):
         if text.hidden is not None and len(text.hidden) != len(ran):
             raise _misfit(text, f"{len(ran)} stages")

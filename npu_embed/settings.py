@@ -6,6 +6,12 @@
 | NPU_EMBED_BUNDLE | a folder | the bundle where none is asked for; default: MiniLM |
 | NPU_EMBED_CACHE | a folder | where bundles are built; default: the user's cache folder |
 | NPU_EMBED_TIMEOUT_MS | integer >= 1 | how long a kernel run may take; default 10000 |
+| NPU_EMBED_EVICTION | next-use, lru, all | which context is dropped first; default next-use |
+| NPU_EMBED_RUNLISTS | auto, on, off | whether runs are submitted as lists; default auto |
+| NPU_EMBED_SLOT_WAIT_MS | integer >= 0 | how long to wait for a hardware context while others |
+| | | hold them all; default 10000 |
+| NPU_EMBED_IDLE_RELEASE_MS | integer >= 0 | release the contexts when idle this long; 0: never |
+| NPU_EMBED_KERNELS | a folder | its xclbins and streams go before the bundle's of that name |
 | NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
 | NPU_EMBED_EMU_SLOTS | integer >= 1 | its hardware contexts; default: the profile's (16 or 6) |
 | NPU_EMBED_EMU_MODE | strict, loose | what unsynced memory holds; default strict |
@@ -23,6 +29,7 @@ from typing import Literal, cast
 import platformdirs
 
 from .errors import SettingError
+from .eviction import DEFAULT_POLICY, POLICIES
 
 DeviceName = Literal["auto", "npu", "emulated"]
 ProfileName = Literal["npu2", "npu1"]
@@ -30,13 +37,21 @@ MemoryMode = Literal["strict", "loose"]
 
 DEVICES: tuple[DeviceName, ...] = ("auto", "npu", "emulated")
 PROFILES: tuple[ProfileName, ...] = ("npu2", "npu1")
+RUNLISTS = ("auto", "on", "off")
 MEMORY_MODES: tuple[MemoryMode, ...] = ("strict", "loose")
+
+MAX_INTEGER = 10**9  # more is a mistake: 11 days in ms
 
 VARIABLES = (
     "NPU_EMBED_DEVICE",
     "NPU_EMBED_BUNDLE",
     "NPU_EMBED_CACHE",
     "NPU_EMBED_TIMEOUT_MS",
+    "NPU_EMBED_EVICTION",
+    "NPU_EMBED_RUNLISTS",
+    "NPU_EMBED_SLOT_WAIT_MS",
+    "NPU_EMBED_IDLE_RELEASE_MS",
+    "NPU_EMBED_KERNELS",
     "NPU_EMBED_EMU_PROFILE",
     "NPU_EMBED_EMU_SLOTS",
     "NPU_EMBED_EMU_MODE",
@@ -51,7 +66,7 @@ def _choice(variable: str, noun: str, accepted: tuple[str, ...], default: str) -
 
 
 def check_choice(where: str, noun: str, value: object, accepted: tuple[str, ...]) -> str:
-    """Value, if it is one of `accepted`.
+    """The value, if it is one of `accepted`.
 
     Raises:
         SettingError: naming `where`, the value and what is accepted.
@@ -70,9 +85,10 @@ def _integer(variable: str, default: int, lowest: int) -> int:
         value = int(text)
     except ValueError:
         value = lowest - 1
-    if value < lowest:
+    if not lowest <= value <= MAX_INTEGER:
         raise SettingError(
-            f"{variable}={text!r}: not an integer >= {lowest}; set such a number or unset it."
+            f"{variable}={text!r}: not an integer >= {lowest} and <= {MAX_INTEGER}; set such a "
+            "number or unset it."
         )
     return value
 
@@ -99,6 +115,38 @@ def timeout_ms() -> int:
     return _integer("NPU_EMBED_TIMEOUT_MS", 10_000, 1)
 
 
+def eviction() -> str:
+    """The policy that names the context to drop when another needs its slot."""
+    return _choice("NPU_EMBED_EVICTION", "eviction policy", tuple(POLICIES), DEFAULT_POLICY)
+
+
+def runlists() -> str:
+    """Whether consecutive runs are submitted as one list."""
+    return _choice("NPU_EMBED_RUNLISTS", "runlists setting", RUNLISTS, RUNLISTS[0])
+
+
+def slot_wait_ms() -> int:
+    """How long to wait for a hardware context while others hold all of them."""
+    return _integer("NPU_EMBED_SLOT_WAIT_MS", 10_000, 0)
+
+
+def idle_release_ms() -> int:
+    """How long an Embedder is idle before it releases its contexts; 0 is for ever."""
+    return _integer("NPU_EMBED_IDLE_RELEASE_MS", 0, 0)
+
+
+def kernels_dir() -> Path | None:
+    """The folder whose xclbins and instruction streams go before a bundle's; None is none.
+
+    Raises:
+        SettingError: there is no such folder.
+    """
+    value = os.environ.get("NPU_EMBED_KERNELS")
+    if value and not Path(value).is_dir():
+        raise SettingError(f"NPU_EMBED_KERNELS={value!r}: no such folder; make it or unset it.")
+    return Path(value) if value else None
+
+
 def emulator_profile() -> ProfileName:
     """The NPU generation to emulate."""
     return cast(ProfileName, _choice("NPU_EMBED_EMU_PROFILE", "profile", PROFILES, "npu2"))
@@ -117,6 +165,11 @@ def emulator_mode() -> MemoryMode:
 def emulator_seed() -> int:
     """Seed of the random evictions in loose mode."""
     return _integer("NPU_EMBED_EMU_SEED", 0, 0)
+
+
+def npu_dir() -> Path:
+    """The folder where engines of all processes take turns on a real NPU."""
+    return Path(tempfile.gettempdir()) / "npu-embed"
 
 
 def emulator_dir() -> Path:

@@ -5,7 +5,7 @@ that it is given. Nothing here opens a file. The records are specified in docs/b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .errors import BundleError
 from .manifest import MANIFEST, Manifest, Record
@@ -107,6 +107,11 @@ class Specs:
         return next(iter(self.buckets.values()))
 
     @property
+    def all_gemms(self) -> tuple[GemmSpec, ...]:
+        """Every GEMM once, also where it has more than one key."""
+        return tuple(dict.fromkeys(self.gemms.values()))
+
+    @property
     def all_mhas(self) -> tuple[MhaSpec, ...]:
         """The buckets of every name."""
         return tuple(mha for buckets in self.buckets.values() for mha in buckets)
@@ -120,6 +125,47 @@ class Specs:
         return next((mha for mha in buckets if mha.rows >= rows), None)
 
 
+@dataclass(slots=True)
+class _Chunks:
+    """A gemm while its gemm_chunks records are read: insts -> the lengths of its views."""
+
+    first: GemmSpec
+    views: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, gemm: GemmSpec) -> "_Chunks":
+        """Those of a gemm record alone."""
+        return cls(gemm, {gemm.insts[0]: (gemm.a_elems[0], gemm.c_elems[0])})
+
+    def add(self, record: Record) -> None:
+        """Add the stream for one chunk more, which `record` must describe."""
+        key, last = self.first.key, len(self.views)
+        chunks = record.field_int(1, "KEY N", minimum=1, maximum=MAX_DIM)
+        if chunks != last + 1:
+            raise record.error(
+                f"gemm_chunks {key} {chunks} follows chunk {last}, wanted chunk {last + 1}"
+            )
+        if record.has("ctx") and record.get("ctx") != self.first.ctx:
+            raise record.error(
+                f"gemm_chunks {key} {chunks} ctx is {record.get('ctx')}, wanted {self.first.ctx} "
+                "as its gemm has"
+            )
+        insts = _insts(record)
+        if insts in self.views:
+            raise record.error(
+                f"gemm_chunks {key} {chunks} insts is {insts}, which is of fewer chunks, wanted a "
+                "stream of its own"
+            )
+        views = _elems(record, "a_elems"), _elems(record, "c_elems")
+        _check_views(self.first, chunks, *views, record)
+        self.views[insts] = views
+
+    def gemm(self) -> GemmSpec:
+        """The spec with all chunks."""
+        a_elems, c_elems = zip(*self.views.values(), strict=True)
+        return replace(self.first, insts=tuple(self.views), a_elems=a_elems, c_elems=c_elems)
+
+
 def parse_specs(manifest: Manifest) -> Specs:
     """The kernel specs of a manifest.
 
@@ -127,7 +173,7 @@ def parse_specs(manifest: Manifest) -> Specs:
         BundleError: a record lacks a field, contradicts itself or another one, or stands in the
             wrong place; the message names its line.
     """
-    gemms: dict[str, GemmSpec] = {}
+    gemms: dict[str, _Chunks] = {}
     mhas: dict[str, dict[int, MhaSpec]] = {}
     growing: str | None = None  # the gemm that a gemm_chunks record here would belong to
     for record in manifest.records:
@@ -135,17 +181,17 @@ def parse_specs(manifest: Manifest) -> Specs:
             key = record.field(0, "KEY N")
             if key != growing:
                 raise record.error(f"gemm_chunks {key}, wanted it right after gemm {key}")
-            gemms[key] = _with_chunks(gemms[key], record)
+            gemms[key].add(record)
             continue
         growing = None
         if record.tag == "gemm":
             gemm = _gemm(record, manifest)
             if gemm.key in gemms:
+                first = gemms[gemm.key].first.line
                 raise record.error(
-                    f"gemm {gemm.key} for the second time (first on line {gemms[gemm.key].line}), "
-                    "wanted it once"
+                    f"gemm {gemm.key} for the second time (first on line {first}), wanted it once"
                 )
-            gemms[gemm.key] = gemm
+            gemms[gemm.key] = _Chunks.of(gemm)
             growing = gemm.key
         elif record.tag == "mha":
             mha = _mha(record, manifest)
@@ -157,7 +203,7 @@ def parse_specs(manifest: Manifest) -> Specs:
                 )
             buckets[mha.rows] = mha
     specs = Specs(
-        gemms,
+        {key: chunks.gemm() for key, chunks in gemms.items()},
         {name: tuple(rows[n] for n in sorted(rows)) for name, rows in mhas.items()},
     )
     _check_kernel_ids(specs)
@@ -206,41 +252,18 @@ def _gemm(record: Record, manifest: Manifest) -> GemmSpec:
         c_elems=(_elems(record, "c_elems"),),
         line=record.line,
     )
-    _check_views(gemm, record)
+    _check_views(gemm, 1, gemm.a_elems[0], gemm.c_elems[0], record)
     return gemm
 
 
-def _with_chunks(gemm: GemmSpec, record: Record) -> GemmSpec:
-    """The spec with the stream for one chunk more, which `record` must describe."""
-    chunks = record.field_int(1, "KEY N", minimum=1, maximum=MAX_DIM)
-    last = len(gemm.insts)
-    if chunks != last + 1:
-        raise record.error(
-            f"gemm_chunks {gemm.key} {chunks} follows chunk {last}, wanted chunk {last + 1}"
-        )
-    if record.has("ctx") and record.get("ctx") != gemm.ctx:
-        raise record.error(
-            f"gemm_chunks {gemm.key} {chunks} ctx is {record.get('ctx')}, wanted {gemm.ctx} as its "
-            "gemm has"
-        )
-    grown = replace(
-        gemm,
-        insts=(*gemm.insts, _insts(record)),
-        a_elems=(*gemm.a_elems, _elems(record, "a_elems")),
-        c_elems=(*gemm.c_elems, _elems(record, "c_elems")),
-    )
-    _check_views(grown, record)
-    return grown
-
-
-def _check_views(gemm: GemmSpec, record: Record) -> None:
-    """Check that the views of the newest stream hold every row it reads and writes."""
-    rows = gemm.max_rows
+def _check_views(gemm: GemmSpec, chunks: int, a_elems: int, c_elems: int, record: Record) -> None:
+    """Check that the views of the stream for `chunks` chunks hold every row it reads and writes."""
+    rows = chunks * gemm.M
     if rows > MAX_DIM:
         raise record.error(f"{record.tag} {gemm.key} has {rows} rows, wanted at most {MAX_DIM}")
     for name, found, wanted in (
-        ("a_elems", gemm.a_elems[-1], (rows - 1) * gemm.lda + gemm.K),
-        ("c_elems", gemm.c_elems[-1], (rows - 1) * gemm.c_stride + gemm.n_out),
+        ("a_elems", a_elems, (rows - 1) * gemm.lda + gemm.K),
+        ("c_elems", c_elems, (rows - 1) * gemm.c_stride + gemm.n_out),
     ):
         if found < wanted:
             raise record.error(

@@ -22,7 +22,7 @@ from .records import parse_int, parse_records, read_limited, shown
 SAFETENSORS = "tensors.safetensors"
 TENSORS_TXT = "tensors.txt"
 TENSORS_BIN = "tensors.bin"
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16 << 20
 MAX_DIMS = 8
 
 # Bytes an element. Only those with a reader in Tensors can be read as numbers.
@@ -56,14 +56,26 @@ class Tensors:
     A view stays valid after `close`; the file must not be rewritten while any is in use.
     """
 
-    __slots__ = ("_content", "_entries", "file")
+    __slots__ = ("_aliases", "_content", "_entries", "file")
 
     def __init__(
-        self, file: str, entries: Mapping[str, Entry], content: npt.NDArray[np.uint8]
+        self,
+        file: str,
+        entries: Mapping[str, Entry],
+        content: npt.NDArray[np.uint8] | None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.file = file
+        self._aliases = dict(aliases or {})
         self._entries = dict(entries)
         self._content: npt.NDArray[np.uint8] | None = content
+
+    def aliased(self, aliases: Mapping[str, str]) -> "Tensors":
+        """The same tensors, which may also be asked for by aliases: alias -> a tensor's name.
+
+        Errors keep to the name in the file.
+        """
+        return Tensors(self.file, self._entries, self._content, {**self._aliases, **aliases})
 
     def names(self) -> tuple[str, ...]:
         """The names of all tensors, in the order of the file's table."""
@@ -71,7 +83,7 @@ class Tensors:
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
-        return name in self._entries
+        return self._aliases.get(name, name) in self._entries
 
     def dtype(self, name: str) -> str:
         """The tensor's dtype in lower case: `f32`, `bf16`, `u8`, `i32` ..."""
@@ -117,6 +129,7 @@ class Tensors:
         self._content = None
 
     def _entry(self, name: str) -> Entry:
+        name = self._aliases.get(name, name)
         try:
             return self._entries[name]
         except KeyError:
@@ -126,7 +139,7 @@ class Tensors:
         self, name: str, dtype: str, numpy_dtype: np.dtype[_Scalar], shape: Shape | None
     ) -> npt.NDArray[_Scalar]:
         entry = self._entry(name)
-        where = f"{self.file}: tensor {name}"
+        where = f"{self.file}: tensor {self._aliases.get(name, name)}"
         if entry.dtype != dtype:
             raise BundleError(f"{where} is {entry.dtype}, wanted {dtype}; {_REEXPORT}.")
         # tensors.txt does not bind a packed tensor's shape to its bytes, so it is checked here.

@@ -19,6 +19,12 @@ from .errors import BundleError, InputError, InputTypeError
 # The largest published tokenizer.json files are about 35 MB.
 MAX_FILE_BYTES = 256 << 20
 
+# Tokenized at a time. The library holds some 600 bytes a token meanwhile, and a character may be
+# one. A text is never split, since ids may depend on what follows: a longer one is a batch of its
+# own, whose memory grows with it.
+BATCH_TEXTS = 4096
+BATCH_CHARACTERS = 1 << 20
+
 Texts = Iterable[str]
 
 
@@ -70,16 +76,36 @@ class Tokenizer:
         """
         whole, _ = _load(path)
         cutting, side = _load(path)
+        return cls.limited(path.name, whole, cutting, max_tokens, side, plain_specials)
+
+    @classmethod
+    def limited(
+        cls,
+        name: str,
+        whole: tokenizers.Tokenizer,
+        cutting: tokenizers.Tokenizer,
+        max_tokens: int,
+        side: str = "right",
+        plain_specials: bool = False,
+    ) -> "Tokenizer":
+        """The tokenizer of two equal ones, the second of which gets the limit.
+
+        name begins errors; side is where texts are cut; plain_specials as for from_file.
+
+        Raises:
+            BundleError: max_tokens leaves no room for one token beside the special ones, or no
+                text can be encoded.
+        """
         specials = whole.num_special_tokens_to_add(False)
         if max_tokens <= specials:
             raise BundleError(
-                f"{path.name}: a limit of {max_tokens} tokens, wanted more than the {specials} "
+                f"{name}: a limit of {max_tokens} tokens, wanted more than the {specials} "
                 "special tokens of every text; re-export the bundle."
             )
         cutting.enable_truncation(max_tokens, direction=side)
         for tokenizer in (whole, cutting):
             tokenizer.encode_special_tokens = plain_specials
-        loaded = cls(path.name, whole, cutting, max_tokens)
+        loaded = cls(name, whole, cutting, max_tokens)
         # Some files load and then fail at every text.
         loaded.encode_batch(["", "a"])
         return loaded
@@ -113,7 +139,43 @@ class Tokenizer:
     ) -> list[npt.NDArray[np.int32]]:
         with _library_errors(self._name):
             # A large id in a damaged file overflows here rather than wrapping.
-            return [np.array(e.ids, dtype=np.int32) for e in tokenizer.encode_batch_fast(texts)]
+            encodings = tokenizer.encode_batch_fast(texts)
+            encodings.reverse()
+            ids = []
+            while encodings:  # each is freed at once: they are far larger than their ids
+                ids.append(np.array(encodings.pop().ids, dtype=np.int32))
+            return ids
+
+
+def in_batches(texts: Sequence[str], prompt_characters: int = 0) -> Iterator[Sequence[str]]:
+    """The texts in order, as many at a time as are tokenized together without taking much memory.
+
+    prompt_characters: what is put before each text.
+    """
+    first, characters = 0, 0
+    for index, text in enumerate(texts):
+        added = prompt_characters + len(text)
+        full = index - first == BATCH_TEXTS or characters + added > BATCH_CHARACTERS
+        if full and index > first:
+            yield texts[first:index]
+            first, characters = index, 0
+        characters += added
+    if first < len(texts):
+        yield texts[first:]
+
+
+def check_some_tokens(encoded: Sequence[Encoded]) -> None:
+    """Check that each text has a token, as one without special tokens may not.
+
+    Raises:
+        InputError: naming the first that has none.
+    """
+    for index, one in enumerate(encoded):
+        if not len(one.ids):
+            raise InputError(
+                f"texts[{index}]: 0 tokens, wanted at least one: this bundle's tokenizer adds no "
+                "special tokens to a text; leave it out."
+            )
 
 
 def iter_texts(texts: Texts) -> Iterator[str]:

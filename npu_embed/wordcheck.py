@@ -16,17 +16,13 @@ class _Problem(Exception):
     """What is wrong with a record's words."""
 
 
-def find_problem(spec: MhaSpec, data: bytes, no_window: int) -> str | None:
+def find_problem(spec: MhaSpec, stream: txn.Stream, no_window: int) -> str | None:
     """What is wrong with a bucket's kv and window words, for a person; None where nothing is.
 
-    Each must be the value of a WRITE into a core's data memory of the stream `data`, hold the
+    Each must be the value of a WRITE of the stream into a core's data memory, hold the
     bucket's rows or `no_window` as compiled, and there must be one of each kind, at one offset, in
     every core of the columns they name: a core that is left out computes with the old value.
-
-    Raises:
-        TxnError: data is no instruction stream.
     """
-    stream = txn.decode(data)
     try:
         kv = _places(stream, "kv", spec.kv_words, spec.rows)
         window = _places(stream, "window", spec.win_words, no_window)

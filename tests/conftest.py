@@ -14,13 +14,14 @@ import pytest
 # on a busy machine.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from gemma_checkpoints import TINY_EG2, TINY_GEMMA3
 from references import TINY, TINY_CLS, cut_checkpoint
 
 from npu_embed import fetch, settings
 from npu_embed.emulator import slots
-from npu_embed.export import export_checkpoint
+from npu_embed.exporters import export_checkpoint
 
-pytest_plugins = ["device_fixtures"]
+pytest_plugins = ["device_fixtures", "rigs"]
 MOST_SLOTS = 32
 
 
@@ -89,3 +90,38 @@ def narrow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("narrow")
     checkpoint = cut_checkpoint(TINY, folder / "checkpoint")
     return export_checkpoint(checkpoint, folder / "bundle", name="narrow-bert")
+
+
+@pytest.fixture(scope="session")
+def gemma3_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny gemma3_text's bundle, attention on the NPU, only to be read."""
+    out = tmp_path_factory.mktemp("gemma3") / "bundle"
+    return export_checkpoint(TINY_GEMMA3, out, name="tiny-gemma3")
+
+
+@pytest.fixture(scope="session")
+def eg2_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny embedding_gemma2's bundle, attention on the NPU, only to be read."""
+    out = tmp_path_factory.mktemp("eg2") / "bundle"
+    return export_checkpoint(TINY_EG2, out, name="tiny-eg2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_host_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny gemma3_text's bundle, attention on the host, only to be read."""
+    out = tmp_path_factory.mktemp("gemma3-host") / "bundle"
+    return export_checkpoint(TINY_GEMMA3, out, name="tiny-gemma3", attention="host")
+
+
+@pytest.fixture(scope="session")
+def eg2_host_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny embedding_gemma2's bundle, attention on the host, only to be read."""
+    out = tmp_path_factory.mktemp("eg2-host") / "bundle"
+    return export_checkpoint(TINY_EG2, out, name="tiny-eg2", attention="host")
+
+
+@pytest.fixture(scope="session")
+def published_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny embedding_gemma2's bundle in the published layout, only to be read."""
+    out = tmp_path_factory.mktemp("published") / "bundle"
+    return export_checkpoint(TINY_EG2, out, name="tiny-eg2", layout="published")

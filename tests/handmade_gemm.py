@@ -7,9 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from handmade import BF16_HALF_ULP, F32, F32_ULP, F64, U16, Bench, Push, bd, rtp, wait
+from handmade import (
+    BF16_HALF_ULP,
+    F32,
+    F32_ULP,
+    F64,
+    U16,
+    Bench,
+    Buffers,
+    Push,
+    bd,
+    ramp,
+    rtp,
+    wait,
+)
 
-from npu_embed.bf16 import to_bf16
+from npu_embed.bf16 import to_bf16, to_f32
 from npu_embed.emulator import txn
 
 
@@ -234,3 +247,45 @@ def epilogue64(x: F64, epilogue: int, n_tile: int) -> F64:
     if epilogue == 4:
         return np.asarray(np.tanh(x))
     return gelu_erf64(x) if epilogue == 1 else gelu_tanh64(x)
+
+
+CANARY = 0x1234
+
+
+class Case:
+    """A GEMM's operands in buffers, and what must come out."""
+
+    def __init__(self, gemm: Gemm, seed: int = 0) -> None:
+        self.gemm = gemm
+        self.a = ramp((gemm.rows, gemm.k), seed)
+        self.b = ramp((gemm.k, gemm.n), seed + 1, 1 / np.sqrt(gemm.k))
+        self.bias: F32 | None = None
+        if gemm.bias:
+            self.bias = np.random.default_rng(seed + 2).standard_normal(gemm.n).astype(np.float32)
+        self.bench = gemm.tiles.bench()
+        self.buffers = Buffers()
+        a_rows = np.full((gemm.rows, gemm.a_stride), CANARY, np.uint16)
+        a_rows[:, : gemm.k] = to_bf16(self.a)
+        self.buffers.add(a_rows)
+        self.buffers.add(packed(self.b, self.bias, gemm.tiles))
+        self.buffers.add(np.full((gemm.rows, gemm.out_stride), CANARY, np.uint16))
+
+    def run(self, ops: list[txn.Op] | None = None) -> Case:
+        self.bench.run(self.gemm.ops() if ops is None else ops, self.buffers)
+        return self
+
+    @property
+    def c(self) -> U16:
+        """The whole result buffer [rows, c_stride]."""
+        return self.buffers.bits(2).reshape(self.gemm.rows, -1)
+
+    def check(self) -> None:
+        width = sum(self.gemm.n_blocks) * self.gemm.n_out
+        wanted, off = self.gemm.wanted(self.a, self.b, self.bias)
+        found = to_f32(np.ascontiguousarray(self.c[:, :width]))
+        assert (np.abs(found - wanted) <= off).all(), np.abs(found - wanted).max()
+        assert (self.c[:, width:] == CANARY).all(), "columns past the result were written"
+
+
+def all_cores(word: int, value: int, columns: range = range(2)) -> list[txn.Op]:
+    return [rtp(col, row, word, value) for col in columns for row in range(2)]

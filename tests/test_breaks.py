@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,13 @@ from references import MIN_COSINE, TINY, check_vectors, cosines, load_references
 
 from npu_embed import Embedder, NpuEmbedError, RunFailed
 from npu_embed.buffers import Buffer, View
+from npu_embed.driver import Xrt
 from npu_embed.emulator import txn
+from npu_embed.flights import Flight
 from npu_embed.kernels import Kernel
+from npu_embed.npu import Npu
 from npu_embed.rows import Rows
+from npu_embed.runs import MhaRun, Run
 
 # Of unequal length, none as long as its bucket, in all more than 48 of a chunk's 64 rows: every
 # core row has work, and whatever a break reads too much is not a text's own.
@@ -57,6 +61,16 @@ def check_seen(
     assert cosines(found, wanted).min() < MIN_COSINE, "nobody would have seen this break"
 
 
+@pytest.fixture(params=["on", "off"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With runlists and without: each starts its runs by other calls."""
+    monkeypatch.setenv("NPU_EMBED_RUNLISTS", request.param)
+
+
+both_ways = pytest.mark.usefixtures("_both_ways")
+
+
+@both_ways
 def test_unbroken_is_right(tiny_bundle: Path) -> None:
     check_vectors(*embed(tiny_bundle))
     with Embedder(tiny_bundle, "emulated") as embedder:
@@ -79,6 +93,7 @@ def _edit_words(bundle: Path, key: str, change: Callable[[list[int]], list[int]]
     manifest.write_text(text)
 
 
+@both_ways
 @pytest.mark.parametrize(
     "change",
     [
@@ -98,18 +113,20 @@ def test_a_kv_word_in_the_wrong_place(
     check_seen(tiny_copy)
 
 
+@both_ways
 def test_window_words_one_up(tiny_copy: Path) -> None:
     _edit_words(tiny_copy, "win_words", lambda words: [w + 1 for w in words])
     check_seen(tiny_copy)
 
 
+@both_ways
 @pytest.mark.parametrize("off", [-1, 1])
 def test_one_key_too_few_or_too_many(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, off: int
 ) -> None:
     real = Kernel.patch
 
-    def patch(self: Kernel, words: dict[int, int]) -> None:
+    def patch(self: Kernel, words: Mapping[int, int]) -> None:
         kv = min(words.values())
         real(self, {word: kv + off if value == kv else value for word, value in words.items()})
 
@@ -117,6 +134,7 @@ def test_one_key_too_few_or_too_many(
     check_seen(tiny_bundle)
 
 
+@both_ways
 def test_a_patch_left_out(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernel, "patch", lambda self, words: None)
     check_seen(tiny_bundle)
@@ -130,7 +148,7 @@ SITES = [
     ("to_device", "npu_embed.kernels", "patch"),
     ("to_device", "npu_embed.device", "buffer"),  # columns that only pad are never written
     ("to_device", "npu_embed.device", "load"),
-    ("to_device", "npu_embed.models.bert", "_layer"),
+    ("to_device", "npu_embed.models.forward", "upload"),
 ]
 
 
@@ -186,6 +204,7 @@ def test_a_sync_the_wrong_way_loses_what_the_device_wrote(
 # --- arguments ----------------------------------------------------------------------------------
 
 
+@both_ways
 @pytest.mark.parametrize("pair", [(0, 1), (0, 2), (1, 2)])
 @pytest.mark.parametrize("key", ["qkv", "o", "up", "down"])
 def test_two_buffers_of_a_gemm_swapped(
@@ -195,6 +214,7 @@ def test_two_buffers_of_a_gemm_swapped(
     check_seen(tiny_bundle)
 
 
+@both_ways
 @pytest.mark.parametrize("pair", [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
 def test_two_buffers_of_attention_swapped(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[int, int]
@@ -204,16 +224,16 @@ def test_two_buffers_of_attention_swapped(
 
 
 def _swap(monkeypatch: pytest.MonkeyPatch, name: str, pair: tuple[int, int]) -> None:
-    real = Kernel.run
+    real = Kernel.build
 
-    def run(self: Kernel, views: Sequence[View]) -> None:
+    def build(self: Kernel, views: Sequence[View]) -> Xrt:
         swapped = list(views)
         if self.name == name:
             a, b = pair
             swapped[a], swapped[b] = swapped[b], swapped[a]
-        real(self, swapped)
+        return real(self, swapped)
 
-    monkeypatch.setattr(Kernel, "run", run)
+    monkeypatch.setattr(Kernel, "build", build)
 
 
 # --- streams ------------------------------------------------------------------------------------
@@ -313,21 +333,39 @@ def test_an_op_left_out_of_a_stream(tiny_copy: Path) -> None:
 # --- the forward --------------------------------------------------------------------------------
 
 
+@both_ways
 def test_texts_of_a_pack_out_of_order(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket writes all its rows: a later text must run after an earlier one."""
-    from npu_embed.npu import Npu
+    real, turned = Npu.submit, 0
 
-    real, late = Npu.run_mha, []
+    def submit(self: Npu, runs: Sequence[Run]) -> Flight:
+        nonlocal turned
+        if isinstance(runs[0], MhaRun):
+            turned += 1
+            runs = runs[::-1]
+        return real(self, runs)
 
-    def run_mha(self: Npu, qkv: Rows, o: Rows, rows: int, row: int = 0) -> None:
-        late.append((rows, row))
-        if len(late) == len(TEXTS):
-            for rows_, row_ in reversed(late):
-                real(self, qkv, o, rows_, row=row_)
-            late.clear()
-
-    monkeypatch.setattr(Npu, "run_mha", run_mha)
+    monkeypatch.setattr(Npu, "submit", submit)
     check_seen(tiny_bundle)
+    assert turned == 3
+
+
+@both_ways
+def test_a_gemm_before_the_one_it_reads_from(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, turned = Npu.submit, 0
+
+    def submit(self: Npu, runs: Sequence[Run]) -> Flight:
+        nonlocal turned
+        if len(runs) == 2 and not isinstance(runs[0], MhaRun):
+            turned += 1
+            runs = runs[::-1]
+        return real(self, runs)
+
+    monkeypatch.setattr(Npu, "submit", submit)
+    check_seen(tiny_bundle)
+    assert turned
 
 
 @pytest.mark.parametrize(

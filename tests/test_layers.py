@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent / "npu_embed"
 
 # Every module, from the ground up: each imports only from those before it.
 LAYERS = """
-errors settings bf16 trace progress eviction nearness
+errors eviction paths settings bf16 trace progress idle nearness flights
 
 emulator
 emulator.txn_ops emulator.txn_layout emulator.txn_codec emulator.txn_legacy emulator.txn_text
@@ -25,21 +25,30 @@ emulator.gemm emulator.mha emulator.array emulator.ert emulator.command emulator
 emulator.pyxrt_xclbin emulator.pyxrt_device emulator.pyxrt_bo emulator.pyxrt_run
 emulator.pyxrt_runlist emulator.pyxrt
 
-records manifest specs wordcheck tensors tokenizer
-driver containers buffers kernels device
-bundle rows npu hostops packing
-models.forward models.bert models
+records manifest specs wordcheck streamcheck tensors tensors_txt tokenizer images
+published published_tokenizer
+driver stats containers buffers kernels runlists device waiting
+bundle rows runs loaded contexts npu schedule hostops attention packing
+models.checks models.forward models.bert models.roberta
+models.gemma_params models.gemma_weights models.gemma models.gemma3_text
+models.gemma4_vision_params models.gemma4_vision models.image_encoder models.embedding_gemma2
+models.embedding_gemma2_published
+models
 
-export.geometry export.pack export.descriptors export.streams export.xclbins
-export.jsonfile export.checkpoint export.parts export.kernels export.weights export.reference
-export.gemma_reference export.selfcheck export.assemble export.dense
-export.bert_config export.bert
-export.gemma_config export.gemma_layers export.gemma3_config export.gemma3_text
-export.embedding_gemma2_config export.embedding_gemma2
-export.exporter export
+exporters.geometry exporters.pack exporters.descriptors exporters.streams exporters.xclbins
+exporters.jsonfile exporters.checkpoint exporters.parts exporters.kernels exporters.weights
+exporters.reference
+exporters.gemma_reference exporters.selfcheck exporters.assemble exporters.dense
+exporters.bert_families exporters.bert_config exporters.bert
+exporters.gemma_config exporters.gemma_layers exporters.gemma3_config exporters.gemma3_text
+exporters.embedding_gemma2_config
+exporters.gemma4_vision_config exporters.gemma4_vision_reference exporters.gemma4_vision
+exporters.image_reference exporters.embedding_gemma2
+exporters.published_tokenizer exporters.published_vision exporters.published
+exporters.exporter exporters
 fetch
 
-embedder selfcheck api __init__
+vectors queries image_queries turns embedder outcomes imagecheck selfcheck api __init__
 
 cli.output cli.embed cli.export cli.get
 cli.inspect_insts cli.inspect_xclbin cli.inspect_bundle cli.inspect cli.check cli
@@ -119,7 +128,7 @@ def test_the_emulator_knows_nothing_of_the_engine(module: str) -> None:
         assert name in known or name.startswith("emulator"), f"{module}:{line} imports {name}"
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("export.")))
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("exporters.")))
 def test_the_exporter_and_the_emulator_share_formats_and_no_maths(module: str) -> None:
     shared = {"emulator.txn", "emulator.xclbin"}
     for line, name in imports(MODULES[module]):

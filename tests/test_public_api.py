@@ -60,7 +60,7 @@ def test_the_version_is_a_str() -> None:
 
 
 def test_an_import_is_light() -> None:
-    heavy = ["click", "rich", "torch", "npu_embed.cli", "npu_embed.export", "npu_embed.fetch"]
+    heavy = ["click", "rich", "torch", "npu_embed.cli", "npu_embed.exporters", "npu_embed.fetch"]
     program = (
         f"import json, sys, npu_embed; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     )

@@ -18,7 +18,7 @@ from .embed import embed
 from .export import export
 from .get import get
 from .inspect import inspect
-from .output import log_to_stderr, visible
+from .output import log_to_stderr, replace_unencodable, visible
 
 INTERRUPTED = 130
 STDOUT_CLOSED = 141
@@ -64,6 +64,7 @@ class _Group(click.Group):
 def main() -> None:
     """Text embeddings on AMD XDNA NPUs, and on an emulated NPU where there is none."""
     log_to_stderr()
+    replace_unencodable()
 
 
 for _command in (embed, export, get, inspect, check):

@@ -1,4 +1,4 @@
-"""npu-embed embed: texts -> their vectors, or how near they are to each other."""
+"""npu-embed embed: texts and images -> their vectors, or how near they are to each other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from ..errors import InputError
+from ..progress import is_terminal
 from ..settings import DEVICES
 from .output import console, echo_json, one_line, print_table
 
@@ -25,11 +26,19 @@ COSINE_COLUMNS = 7  # "-0.123" and a space
 
 
 @click.command(
-    short_help="Texts to vectors, or their cosines.",
+    short_help="Texts and images to vectors, or their cosines.",
     epilog='\b\nExamples:\n  npu-embed embed "two cats on a sofa" "a red car"\n'
-    "  npu-embed embed - < lines.txt > vectors.jsonl",
+    "  npu-embed embed - < lines.txt > vectors.jsonl\n"
+    '  npu-embed embed --bundle eg2 "two cats on a sofa" --image cats.jpg --image car.png',
 )
-@click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
+@click.argument("texts", metavar="TEXT...", nargs=-1)
+@click.option(
+    "--image",
+    "images",
+    metavar="FILE",
+    multiple=True,
+    help="An image, where the bundle embeds them; may be given more than once.",
+)
 @click.option("--bundle", metavar="FOLDER", help="The bundle; the default one is made if need be.")
 @click.option("--device", type=click.Choice(DEVICES), help="Where to run; default auto.")
 @click.option("--prompt", metavar="NAME", help="One of the bundle's prompts, put before each text.")
@@ -45,6 +54,7 @@ COSINE_COLUMNS = 7  # "-0.123" and a space
 @click.option("--stats", is_flag=True, help="What it took: runs, swaps, bytes, seconds.")
 def embed(
     texts: tuple[str, ...],
+    images: tuple[str, ...],
     bundle: str | None,
     device: str | None,
     prompt: str | None,
@@ -54,29 +64,54 @@ def embed(
     as_table: bool,
     stats: bool,
 ) -> None:
-    """Embed texts. A TEXT of - stands for the lines of stdin; after -- any TEXT is a text.
+    """Embed texts and images.
+
+    A TEXT of - stands for the lines of stdin; after -- any TEXT is a text.
 
     On a terminal a table shows the cosine of every pair (of one text: its first numbers). Otherwise
-    there is a JSON line for each text: {"index": 0, "text": "...", "embedding": [...]}.
+    there is a JSON line for each text: {"index": 0, "text": "...", "embedding": [...]}; then one
+    for each image, with "image" and its file's name in the place of the text.
 
     The statistics are a table on stderr; with JSON they are one more line, the last:
     {"stats": {...}}.
     """
     if as_json and as_table:
         raise click.UsageError("--json and --table: two forms, wanted one.")
-    table = as_table or (not as_json and sys.stdout.isatty())
+    table = as_table or (not as_json and is_terminal(sys.stdout))
+    if not texts and not images:
+        raise click.UsageError("nothing to embed, wanted a TEXT, - or --image FILE.")
     everything = _with_stdin(texts)
     from ..embedder import Embedder
 
     with Embedder(bundle, device) as embedder:
-        vectors = embedder.embed(everything, prompt, dim, truncate, progress=True)
+        named = [*(("text", text) for text in everything), *(("image", file) for file in images)]
+        vectors = _vectors(embedder, everything, images, prompt, dim, truncate)
         if table:
-            _print_vectors(everything, vectors)
+            _print_vectors([name for _, name in named], vectors)
         else:
-            for index, (text, vector) in enumerate(zip(everything, vectors, strict=True)):
-                echo_json({"index": index, "text": text, "embedding": numbers(vector)})
+            for index, ((kind, name), vector) in enumerate(zip(named, vectors, strict=True)):
+                echo_json({"index": index, kind: name, "embedding": numbers(vector)})
         if stats:
             _print_stats(_stats(embedder), as_json=not table)
+
+
+def _vectors(
+    embedder: Embedder,
+    texts: Sequence[str],
+    images: Sequence[str],
+    prompt: str | None,
+    dim: int | None,
+    truncate: bool,
+) -> F32:
+    """The vectors of the texts, then those of the images."""
+    import numpy as np
+
+    parts = []
+    if images:  # before the texts: a bundle without images says so at once
+        parts.append(embedder.embed_image(images, dim))
+    if texts or not images:
+        parts.insert(0, embedder.embed(texts, prompt, dim, truncate, progress=True))
+    return np.concatenate(parts)
 
 
 def _with_stdin(texts: Sequence[str]) -> list[str]:
@@ -86,6 +121,8 @@ def _with_stdin(texts: Sequence[str]) -> list[str]:
     everything: list[str] = []
     for text in texts:
         if text == STDIN:
+            if sys.stdin is None:
+                raise InputError("stdin: closed, wanted lines of text; give TEXT, or < FILE.")
             everything += read_lines(sys.stdin.buffer)
         else:
             everything.append(text)
@@ -139,7 +176,7 @@ def _print_similarity(out: Console, texts: Sequence[str], vectors: F32) -> None:
 
     from ..hostops import unit_rows
 
-    unit = unit_rows(vectors)
+    unit = np.nan_to_num(unit_rows(vectors))  # a zero vector is near to nothing
     whole = len(texts) * COSINE_COLUMNS + TEXT_COLUMNS <= out.width
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("", justify="right", style="dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ..bundle import TARGETS
+from .output import echo_path
 
 
 @click.command(
@@ -24,20 +25,31 @@ from ..bundle import TARGETS
 @click.option(
     "--attention",
     type=click.Choice(("npu", "host")),
-    default="npu",
+    help="Where a model that can do either computes attention; default npu, host if published.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(("npu-embed", "published")),
+    default="npu-embed",
     show_default=True,
-    help="Where a model that can do either computes attention.",
+    help="How the bundle is laid out: our own way, or as taconite's published bundles.",
 )
 @click.option("--name", help="What the bundle calls the model; default: CHECKPOINT's name.")
 def export(
-    checkpoint: str, out: str, force: bool, target: str, attention: str, name: str | None
+    checkpoint: str,
+    out: str,
+    force: bool,
+    target: str,
+    attention: str | None,
+    layout: str,
+    name: str | None,
 ) -> None:
     """Make the bundle OUT from a checkpoint, and print its path.
 
     CHECKPOINT is a Hugging Face or sentence-transformers folder (config.json, model.safetensors,
     tokenizer.json), or a hub id like org/name where huggingface_hub is installed.
     """
-    from ..export import export_checkpoint
+    from ..exporters import export_checkpoint
     from ..progress import stages
 
     with stages(show=True) as progress:
@@ -48,6 +60,7 @@ def export(
             target=target,
             name=name,
             attention=attention,
+            layout=layout,
             progress=progress,
         )
-    click.echo(path)
+    echo_path(path)

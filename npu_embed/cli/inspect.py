@@ -14,7 +14,7 @@ from ..records import MANIFEST
 from . import inspect_bundle, inspect_insts, inspect_xclbin
 from .output import console, echo_json
 
-MAX_FILE_BYTES = 1 << 30
+MAX_OTHER_BYTES = 16 << 20  # of what is no xclbin
 XCLBIN_MAGIC = b"xclbin2\0"
 
 
@@ -63,7 +63,7 @@ def inspect(path: str, as_json: bool, words: bool) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a regular file of a size that can be one of ours.
+    """The content of a regular file of a size that its kind can have; its first bytes tell which.
 
     Raises:
         InputError: there is no such file, or it cannot be read.
@@ -73,9 +73,12 @@ def _read(path: Path) -> bytes:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path}: not a regular file, {wanted}.")
-        if status.st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path}: {status.st_size} bytes, wanted at most {MAX_FILE_BYTES}.")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            magic = file.read(len(XCLBIN_MAGIC))
+            most = xclbin.MAX_FILE_BYTES if magic == XCLBIN_MAGIC else MAX_OTHER_BYTES
+            if status.st_size > most:
+                raise InputError(f"{path}: {status.st_size} bytes, {wanted} of at most {most}.")
+            return magic + file.read(most)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}, {wanted}.") from error
     except ValueError as error:  # a NUL in the path; InputError is one, too

@@ -40,7 +40,7 @@ def describe(path: Path) -> dict[str, Any]:
             "contexts": [_context(bundle, key) for key in bundle.manifest.xclbins],
             "gemms": [
                 {**_gemm(bundle, gemm), "epilogue": epilogues[gemm.key]}
-                for gemm in bundle.specs.gemms.values()
+                for gemm in bundle.specs.all_gemms
             ],
             "mha": [_mha(bundle, mha) for mha in bundle.specs.all_mhas],
             "tensors": _tensors(bundle),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..progress import is_terminal
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+_COLUMNS = re.compile(r"[1-9][0-9]{0,4}")
 PIPED_COLUMNS = 120  # where no terminal and no COLUMNS says how wide a line may be
 
 
@@ -36,6 +43,15 @@ def log_to_stderr() -> None:
         logger.addHandler(_LineHandler(logging.WARNING))
 
 
+def replace_unencodable() -> None:
+    """Have stdout show "?" for what its encoding has no character for, instead of raising.
+
+    JSON and paths are written as bytes, so nothing that a program reads is changed by it.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
 def visible(text: str, *, keep_lines: bool = False) -> str:
     """The text with what would move a terminal's cursor replaced; files come from strangers."""
     kept = "\n" if keep_lines else ""
@@ -51,6 +67,11 @@ def echo_json(value: object) -> None:
     """One line of JSON on stdout, in UTF-8 whatever the locale; no number in it is NaN."""
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
     click.echo(text.encode("utf-8", "backslashreplace"))
+
+
+def echo_path(path: Path) -> None:
+    """A line on stdout with a path, byte for byte as the file system has it."""
+    click.echo(os.fsencode(path))
 
 
 def _finite(value: object) -> object:
@@ -71,8 +92,19 @@ def console(*, stderr: bool = False) -> Console:
             raise  # rich calls this where it has caught it, and would end the program with 1
 
     stream = sys.stderr if stderr else sys.stdout
-    known = stream.isatty() or "COLUMNS" in os.environ
-    return _Console(file=stream, width=None if known else PIPED_COLUMNS, highlight=False)
+    width = _width(is_terminal(stream))
+    height = None if width is None else 25  # without one, rich reads COLUMNS all the same
+    return _Console(file=stream, width=width, height=height, highlight=False)
+
+
+def _width(terminal: bool) -> int | None:
+    """The columns of a line; None for what COLUMNS or the terminal says, as rich finds it."""
+    said = os.environ.get("COLUMNS")
+    if said is None:
+        return None if terminal else PIPED_COLUMNS
+    if _COLUMNS.fullmatch(said):
+        return None
+    return shutil.get_terminal_size().columns  # where COLUMNS is 0, rich would print nothing
 
 
 def print_table(

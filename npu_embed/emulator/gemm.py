@@ -7,7 +7,7 @@ words are described in docs/array-programs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,18 +123,25 @@ class GemmCall:
         self.pieces = [piece for flow in (*a, *b, *c) for piece in flow]
         self._p = p
         self._chunks, self._k_blocks, self._n_blocks = chunks, k_blocks, n_blocks
-        self._epilogue, self._bias, self._n_out = epilogue, bias, n_out
-        self._a, self._b, self._c = a, b, c
+        self._epilogue, self._bias = epilogue, bias
+        self._a, self._c = a, c
         self._chunk_rows = p.core_rows * p.rows_per_core
         self._rows = chunks * self._chunk_rows
         self._k = k_blocks * p.k_tile
         self._columns_out = [blocks * n_out for blocks in n_blocks]
         self._a_view = self._find_a_view()
         self._c_view = self._find_c_view()
-        # The same descriptor repeated without iteration: every chunk gets the same weights.
-        self._same_weights = chunks == 1 or all(
-            len(flow) == 1 and flow[0].shape[0] == chunks and flow[0].strides[0] == 0 for flow in b
+        # The same descriptor repeated without iteration: every chunk gets the same weights. One
+        # pass is then all there is to unpack, and the same for any number of chunks.
+        self._same_weights = all(
+            len(flow) == 1
+            and flow[0].shape[0] == chunks
+            and (chunks == 1 or flow[0].strides[0] == 0)
+            for flow in b
         )
+        if self._same_weights:
+            b = [[replace(f[0], shape=f[0].shape[1:], strides=f[0].strides[1:])] for f in b]
+        self._b = b
         self._weights_key = (p, tuple(tuple(f) for f in b), n_blocks, k_blocks, bias)
 
     def _find_a_view(self) -> View | None:
@@ -200,9 +207,6 @@ class GemmCall:
         groups = 1 if self._same_weights else self._chunks
         columns = []
         for flow, blocks in zip(self._b, self._n_blocks, strict=True):
-            if groups == 1 and self._chunks > 1:
-                once = Piece(flow[0].arg, flow[0].offset, flow[0].shape[1:], flow[0].strides[1:])
-                flow = [once]
             packed = gather(flow, args).reshape(groups, -1)
             columns.append([self._unpack(chunk, blocks) for chunk in packed])
         weights = [

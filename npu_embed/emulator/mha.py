@@ -43,18 +43,24 @@ _LN2 = np.float32(np.log(2.0))
 # OpenBLAS splits products of more multiply-adds than this over threads. For attention's small ones
 # that gains nothing on an idle machine, and on a busy one the threads wait for each other in a
 # spin: the same work took up to 20 times as long.
-_ONE_THREAD_MACS = 1 << 18
+ONE_THREAD_MACS = 1 << 18
+FEWEST_ROWS = 8
 
 
-def _block_rows(rows: int, macs_a_row: int) -> int:
-    """The most rows, halving from `rows`, whose product stays on one BLAS thread."""
-    while rows % 2 == 0 and rows * macs_a_row > _ONE_THREAD_MACS:
+def block_rows(rows: int, macs_a_row: int) -> int:
+    """The most rows, halving from `rows`, whose product stays on one BLAS thread.
+
+    All rows where those were fewer than FEWEST_ROWS: thin products are slower than any threads.
+    """
+    if FEWEST_ROWS * macs_a_row > ONE_THREAD_MACS:
+        return rows
+    while rows % 2 == 0 and rows * macs_a_row > ONE_THREAD_MACS:
         rows //= 2
     return rows
 
 
 def _weighted(p: F32, values: F32, block_rows: int) -> F32:
-    """P @ values: [heads, rows, keys] with [heads, keys, d], one product for block_rows rows."""
+    """The product p @ values, [heads, rows, keys] with [heads, keys, d], block_rows at a time."""
     heads, rows, keys = p.shape
     out: F32 = np.matmul(p.reshape(heads, -1, block_rows, keys), values[:, None])
     return out.reshape(heads, rows, -1)
@@ -247,8 +253,8 @@ class MhaCall:
         if g.kv_of_head is not None:
             keys, values = keys[list(g.kv_of_head)], values[list(g.kv_of_head)]
         heads, rows, head_dim = q.shape
-        # [heads, blocks, rows of a block, d]: one product a block, see _block_rows.
-        blocks = q.reshape(heads, -1, _block_rows(rows, kv * head_dim), head_dim)
+        # [heads, blocks, rows of a block, d]: one product a block, see block_rows.
+        blocks = q.reshape(heads, -1, block_rows(rows, kv * head_dim), head_dim)
         scores = np.matmul(blocks, keys.transpose(0, 2, 1)[:, None]).reshape(heads, rows, kv)
         masked: NDArray[np.bool_] | None = None
         if window < kv + first_row + q.shape[1]:

@@ -58,8 +58,9 @@ class kernel:
         self._hw_context = context
         self._index = index
         self._info = info
-        # Argument index -> bank it is connected to.
-        self._banks = {a: mem for a, ip, mem in context._parsed.connectivity if ip == index}
+        # Argument index -> bank it is connected to; resolved by the compute unit's name, since
+        # kernels and compute units need not stand in the same order.
+        self._banks = {a.index: a.connections[0] for a in info.args if a.connections}
 
     def group_id(self, index: int) -> int:
         """Bank, and the context's handle in bits 16 up, for a buffer of argument `index`."""
@@ -186,11 +187,13 @@ class run:
             self._packet = ert.encode_start(owner._info.args, self._values)
             self._windows = {index: b._window for index, b in self._buffers.items()}
         command = Command(context, owner._index, owner._info, self._packet, self._windows, chain)
+        # Before it is submitted: what an interrupt leaves in the queue can be waited for.
+        before, self._command = self._command, command
         try:
             context.npu.submit(command)
         except ShimError as error:
+            self._command = before
             raise RuntimeError(str(error)) from None
-        self._command = command
 
     def _running(self) -> bool:
         return self._command is not None and self._command.in_flight

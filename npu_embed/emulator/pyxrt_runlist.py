@@ -47,16 +47,20 @@ class runlist:
         if not self._runs:
             raise RuntimeError(f"No runs to execute: {INVALID_ARGUMENT}")
         chain = Chain()
-        for member in self._runs:
-            member._submit(chain)
-        self._executing = True
+        self._executing = True  # from here on: what an interrupt leaves can be waited for
+        try:
+            for member in self._runs:
+                member._submit(chain)
+        except RuntimeError:
+            self._executing = False
+            raise
 
     def wait(self) -> None:
         """Wait for all; raises if one fails, and those after it are aborted."""
         if not self._executing:
             return
-        self._executing = False
         states = [member.wait() for member in self._runs]
+        self._executing = False  # not before: an interrupted wait may be called again
         failed = next((s for s in states if int(s) != ert.COMPLETED), None)
         if failed is not None:
             raise RuntimeError(f"runlist failed execution ({failed.name})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from . import xclbin as container
@@ -73,7 +74,7 @@ class xclbin:
                 "supported:\n    1. pyxrt.xclbin(arg0: str)"
             )
         file = Path(path)
-        if not file.is_file():
+        if not os.path.isfile(file):  # Path.is_file raises where the name is too long
             raise RuntimeError(f"No such file '{path}'")
         try:
             self._parsed = container.parse(file.read_bytes())

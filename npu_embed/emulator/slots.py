@@ -6,20 +6,22 @@ also name the context that ran last, so that a switch between processes costs a 
 memory as one within a process does.
 
 Record locks belong to a process, not to a file descriptor, so one descriptor a process is opened
-and never closed, and the slots this process holds itself are kept in a set beside it.
+and never closed, and the slots this process holds itself are noted beside it. Where a cleaner of
+temporary files has removed the table, the next slot is taken in the new one that others use by
+then; the old descriptor stays open while slots are held through it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import stat
 import struct
 import threading
 from pathlib import Path
 
+NAME = "slots"
 FILE_BYTES = 4096
 LAST_RUNNER_OFFSET = 0  # u64 pid, u64 context serial
 FIRST_SLOT_OFFSET = 1024
@@ -31,14 +33,18 @@ _RUNNER = struct.Struct("=QQ")
 _FLOCK = struct.Struct("hhqqi")
 
 
-def _open_table(folder: Path) -> int:
-    """A descriptor of the folder's slot table, made if missing; any user may share it."""
+def open_shared(folder: Path, name: str) -> int:
+    """A descriptor of a lock file in a folder, both made if missing; any user may share them.
+
+    Raises:
+        OSError: they cannot be made or used, or something else is in their place.
+    """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=True)
         folder.chmod(0o1777)
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise OSError(f"{folder} is not a folder; set NPU_EMBED_EMU_DIR to one you own")
-    path = folder / "slots"
+    path = folder / name
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(path, flags)
@@ -54,6 +60,16 @@ def _open_table(folder: Path) -> int:
     return fd
 
 
+def lock_holder(fd: int, start: int, size: int) -> int | None:
+    """A process that holds a record lock within a range; size 0 reaches to infinity.
+
+    None if nobody does: this process's own locks are not seen.
+    """
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, size, 0)
+    lock_type, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request)[: _FLOCK.size])
+    return None if lock_type == fcntl.F_UNLCK else int(pid)
+
+
 class SlotTable:
     """The slots of the emulated NPU whose table lies in `folder`."""
 
@@ -61,9 +77,8 @@ class SlotTable:
         self._folder = folder
         # Reentrant: the garbage collector may free a context while this thread takes a slot.
         self._lock = threading.RLock()
-        self._fd = _open_table(folder)
-        self._shared = mmap.mmap(self._fd, FILE_BYTES)
-        self._held: set[int] = set()
+        self._fd = open_shared(folder, NAME)
+        self._held: dict[int, int] = {}  # slot -> the descriptor it is held through
         self._pid = os.getpid()
 
     def unlock_after_fork(self) -> None:
@@ -71,15 +86,34 @@ class SlotTable:
         self._lock = threading.RLock()
 
     def _forget_the_parents(self) -> None:
-        """After a fork the slots in the set are the parent's."""
+        """After a fork the noted slots are the parent's."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._held = set()
+            self._held = {}
+
+    def _follow_the_file(self) -> None:
+        """Move to the file that now has the table's name, if that is another."""
+        ours = os.fstat(self._fd)
+        try:
+            found = os.lstat(self._folder / NAME)
+            same = (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+        except FileNotFoundError:
+            same = False
+        if same:
+            return
+        before, self._fd = self._fd, open_shared(self._folder, NAME)
+        if before not in self._held.values():
+            os.close(before)
 
     def acquire(self, limit: int) -> int | None:
-        """A free slot below `limit`, now held by this process; None if there is none."""
+        """A free slot below `limit`, now held by this process; None if there is none.
+
+        Raises:
+            OSError: the table was removed and cannot be made again.
+        """
         with self._lock:
             self._forget_the_parents()
+            self._follow_the_file()
             for slot in range(min(limit, MAX_SLOTS)):
                 if slot in self._held:
                     continue
@@ -89,7 +123,7 @@ class SlotTable:
                     )
                 except (BlockingIOError, PermissionError):
                     continue
-                self._held.add(slot)
+                self._held[slot] = self._fd
                 return slot
             return None
 
@@ -98,8 +132,10 @@ class SlotTable:
         with self._lock:
             self._forget_the_parents()
             if slot in self._held:
-                self._held.discard(slot)
-                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, FIRST_SLOT_OFFSET + slot)
+                fd = self._held.pop(slot)
+                fcntl.lockf(fd, fcntl.LOCK_UN, 1, FIRST_SLOT_OFFSET + slot)
+                if fd != self._fd and fd not in self._held.values():
+                    os.close(fd)
 
     def holders(self, limit: int) -> dict[int, int]:
         """Slot -> process id of whoever holds it, for every taken slot below `limit`."""
@@ -109,20 +145,20 @@ class SlotTable:
             for slot in range(min(limit, MAX_SLOTS)):
                 if slot in found:
                     continue
-                request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, FIRST_SLOT_OFFSET + slot, 1, 0)
-                answer = fcntl.fcntl(self._fd, fcntl.F_GETLK, request)
-                lock_type, _, _, _, pid = _FLOCK.unpack(answer[: _FLOCK.size])
-                if lock_type != fcntl.F_UNLCK:
+                pid = lock_holder(self._fd, FIRST_SLOT_OFFSET + slot, 1)
+                if pid is not None:
                     found[slot] = pid
             return dict(sorted(found.items()))
 
     def take_the_array(self, context_serial: int) -> bool:
         """Note that this process's context runs now; True if another one ran last."""
         mine = _RUNNER.pack(os.getpid(), context_serial)
-        if self._shared[LAST_RUNNER_OFFSET : LAST_RUNNER_OFFSET + _RUNNER.size] == mine:
-            return False
-        self._shared[LAST_RUNNER_OFFSET : LAST_RUNNER_OFFSET + _RUNNER.size] = mine
-        return True
+        # Not mapped: where another process cuts the file short, a mapped page is a bus error.
+        with self._lock:
+            if os.pread(self._fd, _RUNNER.size, LAST_RUNNER_OFFSET) == mine:
+                return False
+            os.pwrite(self._fd, mine, LAST_RUNNER_OFFSET)
+            return True
 
 
 _tables: dict[Path, SlotTable] = {}

@@ -16,10 +16,11 @@ from .xclbin_format import (
     Xclbin,
     XclbinError,
 )
-from .xclbin_read import parse, read
+from .xclbin_read import MAX_FILE_BYTES, parse, read
 from .xclbin_write import build
 
 __all__ = [
+    "MAX_FILE_BYTES",
     "Argument",
     "CdoGroup",
     "Ip",

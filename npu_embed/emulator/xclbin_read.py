@@ -4,6 +4,7 @@ Written from the format, so files of xclbinutil, mlir-aie and AMD are read as we
 """
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,6 +45,7 @@ from .xclbin_xml import parse_kernels
 
 _TABLE_BYTES = PREFIX.size + HEADER.size
 _MAX_NAME_BYTES = 256
+MAX_FILE_BYTES = 256 << 20  # real ones have a few megabytes
 _REMEDY = "the file is damaged, make or download it again."
 
 
@@ -110,8 +112,16 @@ def read(path: str | os.PathLike[str]) -> Xclbin:
 
     Raises:
         OSError: the file cannot be read.
-        XclbinError: as parse(), with the path in front.
+        XclbinError: as parse(), with the path in front; larger than MAX_FILE_BYTES, or no regular
+            file.
     """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise XclbinError(f"{os.fspath(path)}: not a regular file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise XclbinError(
+            f"{os.fspath(path)}: {status.st_size} bytes, wanted at most {MAX_FILE_BYTES}; {_REMEDY}"
+        )
     data = Path(path).read_bytes()
     try:
         return parse(data)

@@ -1,4 +1,4 @@
-"""BERT: a checkpoint's weights as GEMMs and attention on the array.
+"""BERT and its relatives: a checkpoint's weights as GEMMs and attention on the array.
 
 Four GEMMs a layer, all with bias: qkv (q | k | v side by side), o, up (with the activation), down.
 Attention reads the qkv GEMM's result in place, and what it writes is the o GEMM's A; down reads
@@ -9,33 +9,35 @@ folded into q.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
 from .assemble import assemble
-from .bert_config import MODEL_TYPE, BertConfig, bert_config
+from .bert_config import BertConfig, bert_config
 from .checkpoint import Checkpoint
 from .geometry import K_TILE, N_TILE, NO_WINDOW, M, round_up
 from .kernels import Gemm, Mha, all_kernels, buckets_for
 from .pack import pack_gemm
 from .parts import Options, Parts, Progress
 from .reference import BertReference, BertShape
-from .selfcheck import References, make_references
+from .selfcheck import make_references
 from .weights import F32, Weights
 
 MAX_CHUNKS = 32
 BUCKETS = (16, 32, 64, 128, 256, 512)
 
-_PREFIX = "bert."
-# Heads a sentence embedding does not use, and a table of 0, 1, 2, ... that old versions saved.
-_IGNORED = ("pooler.", "cls.", "embeddings.position_ids")
+_TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 _HOST_TABLES = (
     "embeddings.word_embeddings.weight",
     "embeddings.position_embeddings.weight",
-    "embeddings.token_type_embeddings.weight",
+    _TOKEN_TYPES,
 )
+
+# A tensor in float32 by BERT's name, whatever the checkpoint calls it.
+Read = Callable[[str], F32]
 
 
 def layer_name(layer: int) -> str:
@@ -51,7 +53,7 @@ def norm_names(config: BertConfig) -> tuple[str, ...]:
 
 
 def tensor_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the model has, by HF name."""
+    """Every tensor the model has, by BERT's name."""
     d, up = config.hidden_size, config.intermediate_size
     rows = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
     shapes: dict[str, tuple[int, ...]] = {
@@ -74,11 +76,30 @@ def tensor_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def reader(checkpoint: Checkpoint, config: BertConfig) -> Read:
+    """The checkpoint's tensors by BERT's names; token types that it has not are zeros."""
+    family, shapes = config.family, tensor_shapes(config)
+    absent = {} if family.token_types else {_TOKEN_TYPES: shapes.pop(_TOKEN_TYPES)}
+    weights = Weights(
+        checkpoint.weights_path,
+        {family.name(name): shape for name, shape in shapes.items()},
+        prefix=family.prefix,
+        ignored=family.ignored,
+    )
+
+    def read(name: str) -> F32:
+        if name in absent:
+            return np.zeros(absent[name], np.float32)
+        return weights.f32(family.name(name))
+
+    return read
+
+
 def bert_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -> Parts:
-    """A BERT checkpoint's bundle.
+    """The bundle of a BERT, RoBERTa, XLM-RoBERTa or DistilBERT checkpoint.
 
     Raises:
-        BundleError: the checkpoint is no BERT this engine computes as Hugging Face would.
+        BundleError: the checkpoint is none of them as this engine computes as Hugging Face would.
         InputError: attention is wanted on the host.
     """
     if options.attention != "npu":
@@ -87,16 +108,20 @@ def bert_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -> 
         )
     config = bert_config(checkpoint)
     progress("read", 0, 1)
-    weights = Weights(
-        checkpoint.weights_path, tensor_shapes(config), prefix=_PREFIX, ignored=_IGNORED
-    )
+    read = reader(checkpoint, config)
     progress("read", 1, 1)
-    tensors = {table: weights.f32(table) for table in _HOST_TABLES}
+    tensors = {table: read(table) for table in _HOST_TABLES}
     for norm in norm_names(config):
         for part in ("weight", "bias"):
-            tensors[f"{norm}.{part}"] = weights.f32(f"{norm}.{part}")
-    packed = _packed(config, weights, progress)
-    references = _references(checkpoint, config, weights, progress)
+            tensors[f"{norm}.{part}"] = read(f"{norm}.{part}")
+    packed = _packed(config, read, progress)
+    references = make_references(
+        checkpoint,
+        config.max_tokens,
+        config.vocab_size,
+        bert_reference(config, read).forward,
+        progress,
+    )
     gemms, mha = _kernels(config)
     kernels = all_kernels(
         gemms,
@@ -119,7 +144,7 @@ def bert_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -> 
 def _params(config: BertConfig, options: Options) -> dict[str, str | int | float]:
     return {
         "name": options.name,
-        "family": MODEL_TYPE,
+        "family": config.model_type,
         "target": options.target,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
@@ -141,14 +166,12 @@ def _params(config: BertConfig, options: Options) -> dict[str, str | int | float
     }
 
 
-def _packed(
-    config: BertConfig, weights: Weights, progress: Progress
-) -> dict[str, NDArray[np.uint8]]:
+def _packed(config: BertConfig, read: Read, progress: Progress) -> dict[str, NDArray[np.uint8]]:
     packed = {}
     scale = np.float32(math.log2(math.e) / math.sqrt(config.head_dim))
 
     def linear(name: str) -> tuple[F32, F32]:
-        return weights.f32(f"{name}.weight").T, weights.f32(f"{name}.bias")
+        return read(f"{name}.weight").T, read(f"{name}.bias")
 
     for i in range(config.num_hidden_layers):
         progress("pack", i, config.num_hidden_layers)
@@ -185,9 +208,8 @@ def _kernels(config: BertConfig) -> tuple[tuple[Gemm, ...], Mha]:
     return gemms, Mha(heads, heads, config.head_dim, qkv_stride=qkv, o_stride=hidden)
 
 
-def _references(
-    checkpoint: Checkpoint, config: BertConfig, weights: Weights, progress: Progress
-) -> References:
+def bert_reference(config: BertConfig, read: Read) -> BertReference:
+    """The plain forward of a checkpoint's tensors."""
     shape = BertShape(
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
@@ -195,8 +217,6 @@ def _references(
         hidden_act=config.hidden_act,
         pooling=config.pooling,
         normalize=config.normalize,
+        padding_idx=config.padding_idx,
     )
-    model = BertReference(weights.f32, shape)
-    return make_references(
-        checkpoint, config.max_tokens, config.vocab_size, model.forward, progress
-    )
+    return BertReference(read, shape)

@@ -1,15 +1,15 @@
-"""What a BERT checkpoint's configuration says, and what of it this engine does not do."""
+"""What the configuration of a BERT or a relative says, and what this engine does not do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..errors import BundleError
+from .bert_families import FAMILIES, BertFamily
 from .checkpoint import Checkpoint
 from .geometry import Epilogue
-from .jsonfile import JsonFile
+from .jsonfile import MAX_LAYERS, JsonFile
 
-MODEL_TYPE = "bert"
 MAX_TOKENS = 512  # the largest attention bucket
 
 EPILOGUES = {
@@ -21,8 +21,12 @@ EPILOGUES = {
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """A checked BERT configuration: HF's config keys, then what the pipeline around it adds."""
+    """A checked BERT configuration: HF's config keys, then what the pipeline around it adds.
 
+    The keys are BERT's; model_type says which family's checkpoint they were read from.
+    """
+
+    model_type: str
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
@@ -36,6 +40,16 @@ class BertConfig:
     pooling: str
     normalize: bool
     max_tokens: int
+
+    @property
+    def family(self) -> BertFamily:
+        """What the checkpoint calls BERT's parts."""
+        return FAMILIES[self.model_type]
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The token that is not counted as a position; None where all are, from 0."""
+        return self.pad_token_id if self.family.counts_from_pad else None
 
     @property
     def head_dim(self) -> int:
@@ -61,11 +75,12 @@ def bert_config(checkpoint: Checkpoint) -> BertConfig:
         BundleError: naming the key and value that it would compute differently.
     """
     config = checkpoint.config
-    config.choice("model_type", (MODEL_TYPE,))
+    model_type = config.choice("model_type", list(FAMILIES))
+    family = FAMILIES[model_type]
     config.choice("position_embedding_type", ("absolute",), default="absolute")
-    for key in ("is_decoder", "add_cross_attention"):
+    for key, reason in family.refused.items():
         if config.flag(key, False):
-            raise config.error(key, "false", "this engine runs encoders only")
+            raise config.error(key, "false", reason)
     if config.values.get("pruned_heads"):
         raise config.error("pruned_heads", "none", "this engine runs whole layers only")
     kinds = [module.kind for module in checkpoint.modules]
@@ -75,44 +90,53 @@ def bert_config(checkpoint: Checkpoint) -> BertConfig:
             "exporter does no other module for a BERT."
         )
 
-    hidden_size = config.integer("hidden_size")
-    max_position_embeddings = config.integer("max_position_embeddings")
-    _check_heads(config, hidden_size)
+    def integer(key: str) -> int:
+        return config.integer(family.key(key))
+
+    hidden_size = integer("hidden_size")
+    max_position_embeddings = integer("max_position_embeddings")
+    pad_token_id = config.integer("pad_token_id", default=family.pad_token_id, minimum=0)
+    _check_heads(config, family)
     if checkpoint.pooled_width not in (None, hidden_size):
         raise BundleError(
             f"1_Pooling/config.json: word_embedding_dimension {checkpoint.pooled_width}, wanted "
-            f"hidden_size {hidden_size} of {config.name}; correct the file."
+            f"{family.key('hidden_size')} {hidden_size} of {config.name}; correct the file."
         )
-    max_tokens = checkpoint.max_tokens(max_position_embeddings)
+    # RoBERTa's table begins with rows that no text's tokens use: 512 tokens of 514 positions.
+    unused = pad_token_id + 1 if family.counts_from_pad else 0
+    max_tokens = checkpoint.max_tokens(max_position_embeddings, unused)
     if max_tokens > MAX_TOKENS:
         raise BundleError(
             f"{config.name}: texts of {max_tokens} tokens, wanted at most {MAX_TOKENS}; set "
-            "max_seq_length in sentence_bert_config.json."
+            f"max_seq_length in {checkpoint.settings}."
         )
     if max_tokens < 3:
         raise BundleError(f"{config.name}: texts of {max_tokens} tokens, wanted 3 or more.")
+    eps = family.fixed.get("layer_norm_eps")
     return BertConfig(
+        model_type=model_type,
         hidden_size=hidden_size,
-        num_hidden_layers=config.integer("num_hidden_layers"),
-        num_attention_heads=config.integer("num_attention_heads"),
-        intermediate_size=config.integer("intermediate_size"),
-        layer_norm_eps=config.number("layer_norm_eps"),
-        vocab_size=config.integer("vocab_size"),
+        num_hidden_layers=config.integer(family.key("num_hidden_layers"), maximum=MAX_LAYERS),
+        num_attention_heads=integer("num_attention_heads"),
+        intermediate_size=integer("intermediate_size"),
+        layer_norm_eps=config.number("layer_norm_eps", below=1) if eps is None else eps,
+        vocab_size=integer("vocab_size"),
         max_position_embeddings=max_position_embeddings,
-        type_vocab_size=config.integer("type_vocab_size"),
-        pad_token_id=config.integer("pad_token_id", default=0, minimum=0),
-        hidden_act=config.choice("hidden_act", tuple(EPILOGUES)),
+        type_vocab_size=integer("type_vocab_size") if family.token_types else 1,
+        pad_token_id=pad_token_id,
+        hidden_act=config.choice(family.key("hidden_act"), tuple(EPILOGUES)),
         pooling=checkpoint.pooling,
         normalize="Normalize" in kinds,
         max_tokens=max_tokens,
     )
 
 
-def _check_heads(config: JsonFile, hidden_size: int) -> None:
-    heads = config.integer("num_attention_heads")
-    if hidden_size % heads or hidden_size // heads % 2:
+def _check_heads(config: JsonFile, family: BertFamily) -> None:
+    key, width_key = family.key("num_attention_heads"), family.key("hidden_size")
+    heads, width = config.integer(key), config.integer(width_key)
+    if width % heads or width // heads % 2:
         raise config.error(
-            "num_attention_heads",
-            f"heads of an even width that fill hidden_size {hidden_size}",
+            key,
+            f"heads of an even width that fill {width_key} {width}",
             "the array moves pairs of elements",
         )

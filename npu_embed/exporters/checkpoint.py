@@ -28,6 +28,10 @@ _OTHER_WEIGHTS = {
     "tf_model.h5": "TensorFlow weights; convert them to model.safetensors",
     "flax_model.msgpack": "Flax weights; convert them to model.safetensors",
 }
+# sentence-transformers' limit of a Transformer module; all but the first are names of old versions.
+SETTINGS = tuple(
+    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "xlm-roberta")
+)
 # sentence-transformers' flags, after "pooling_mode_".
 _POOLING_FLAGS = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
 
@@ -45,7 +49,8 @@ class Checkpoint:
     """What a checkpoint folder says, checked as far as every family needs it.
 
     model_folder holds config, weights and tokenizer. modules are those after Transformer and
-    Pooling; pooled_width is the width Pooling expects, where its file says so.
+    Pooling; pooled_width is the width Pooling expects, where its file says so. settings is the
+    name of the file that max_seq_length comes from.
     """
 
     folder: Path
@@ -56,6 +61,7 @@ class Checkpoint:
     pooled_width: int | None
     prompts: Mapping[str, str]
     default_prompt: str | None
+    settings: str
     max_seq_length: int | None
     model_max_length: int | None
 
@@ -69,21 +75,23 @@ class Checkpoint:
         """The tokenizer file."""
         return self.model_folder / TOKENIZER
 
-    def max_tokens(self, max_position_embeddings: int) -> int:
+    def max_tokens(self, max_position_embeddings: int, unused: int = 0) -> int:
         """The most tokens a text may have, special ones included.
 
         max_seq_length where the checkpoint gives it, else the smaller of what model and tokenizer
-        allow.
+        allow. unused: positions before that of a text's first token.
 
         Raises:
             BundleError: max_seq_length is more than the model has positions for.
         """
+        positions = max_position_embeddings - unused
         if self.max_seq_length is None:
-            return min(max_position_embeddings, self.model_max_length or max_position_embeddings)
-        if self.max_seq_length > max_position_embeddings:
+            return min(positions, self.model_max_length or positions)
+        if self.max_seq_length > positions:
+            less = f" less {unused} that no token uses" if unused else ""
             raise BundleError(
-                f"sentence_bert_config.json: max_seq_length {self.max_seq_length}, wanted at most "
-                f"max_position_embeddings {max_position_embeddings} of {CONFIG}; lower it."
+                f"{self.settings}: max_seq_length {self.max_seq_length}, wanted at most "
+                f"max_position_embeddings {max_position_embeddings} of {CONFIG}{less}; lower it."
             )
         return self.max_seq_length
 
@@ -104,12 +112,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise config.error("quantization_config", "float weights", "export the unquantised model")
     _check_weights(model_folder)
 
-    bert_config = JsonFile.read_if_there(model_folder, "sentence_bert_config.json")
+    settings = _settings(model_folder)
     tokenizer_config = JsonFile.read_if_there(model_folder, "tokenizer_config.json")
-    _check_lower_case(model_folder, bert_config, tokenizer_config)
+    _check_lower_case(model_folder, settings, tokenizer_config)
     pooling, pooled_width = _pooling(folder, modules[1])
     prompts, default_prompt = _prompts(folder)
-    has_max = bert_config.has("max_seq_length")
+    has_max = settings.has("max_seq_length")
     has_model_max = tokenizer_config.has("model_max_length")
     return Checkpoint(
         folder=folder,
@@ -120,7 +128,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         pooled_width=pooled_width,
         prompts=prompts,
         default_prompt=default_prompt,
-        max_seq_length=bert_config.integer("max_seq_length") if has_max else None,
+        settings=settings.name,
+        max_seq_length=settings.integer("max_seq_length") if has_max else None,
         model_max_length=tokenizer_config.integer("model_max_length") if has_model_max else None,
     )
 
@@ -173,15 +182,19 @@ def _check_weights(model_folder: Path) -> None:
             )
 
 
-def _check_lower_case(
-    model_folder: Path, bert_config: JsonFile, tokenizer_config: JsonFile
-) -> None:
+def _settings(model_folder: Path) -> JsonFile:
+    """The Transformer module's settings, under whichever name they are there."""
+    found = (JsonFile.read_if_there(model_folder, name) for name in SETTINGS)
+    return next((file for file in found if file.values), JsonFile(SETTINGS[0], {}))
+
+
+def _check_lower_case(model_folder: Path, settings: JsonFile, tokenizer_config: JsonFile) -> None:
     """Refuse a lower-casing that only the Python side of the reference would do."""
     tokenizer = JsonFile.read(model_folder, TOKENIZER)
     normalizer = tokenizer.values.get("normalizer")
     lowercase = normalizer.get("lowercase") if isinstance(normalizer, dict) else None
-    if bert_config.flag("do_lower_case", False) and lowercase is not True:
-        raise bert_config.error(
+    if settings.flag("do_lower_case", False) and lowercase is not True:
+        raise settings.error(
             "do_lower_case", f"false, since {TOKENIZER} does not lower-case", "make the two agree"
         )
     declared = tokenizer_config.values.get("do_lower_case")

@@ -1,5 +1,6 @@
-"""embedding_gemma2's text encoder: a checkpoint's weights as GEMMs and attention on the array.
+"""embedding_gemma2: a checkpoint's weights as GEMMs and attention on the array.
 
+The tower that makes soft tokens of images is in gemma4_vision.py; this is the text encoder.
 gemma_layers.py says how a layer runs; here it ends with a block of its own, fed by the per-layer
 inputs that the `ple` GEMM makes of the embeddings before the first layer:
 
@@ -26,6 +27,16 @@ from .embedding_gemma2_config import (
     EmbeddingGemma2Config,
     embedding_gemma2_config,
 )
+from .gemma4_vision import POSITIONS as IMAGE_POSITIONS
+from .gemma4_vision import (
+    is_bf16,
+    vision_chunks,
+    vision_kernels,
+    vision_params,
+    vision_shapes,
+    vision_tensors,
+)
+from .gemma4_vision_config import gemma4_vision_config
 from .gemma_config import ACTIVATION, FULL, KINDS, POOLING, SLIDING
 from .gemma_layers import (
     BUCKETS,
@@ -39,10 +50,11 @@ from .gemma_layers import (
 )
 from .gemma_reference import AttentionShape, EmbeddingGemma2Reference, GemmaShape
 from .geometry import K_TILE, N_TILE, NO_WINDOW, Epilogue, M, round_up
+from .image_reference import image_references
 from .kernels import Gemm, all_kernels, buckets_for
 from .pack import pack_gemm
 from .parts import Options, Parts, Progress
-from .selfcheck import References, make_references
+from .selfcheck import make_references
 from .weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -56,8 +68,9 @@ _PLE_NORM = f"{_TEXT}ple.per_layer_projection_norm.weight"
 _PLE_GATE = "ple_block.per_layer_input_gate.weight"
 _PLE_PROJECTION = "ple_block.per_layer_projection.weight"
 _PLE_POST_NORM = "ple_block.post_per_layer_input_norm"
-# The towers of the other kinds of input, which a bundle for texts does without.
-_OTHER_INPUTS = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
+# The towers of other kinds of input, which a bundle does without.
+_NO_INPUTS = ("audio_tower.", "embed_audio.")
+_IMAGES = ("vision_tower.", "embed_vision.")
 
 
 def layer_name(layer: int) -> str:
@@ -90,20 +103,28 @@ def tensor_shapes(config: EmbeddingGemma2Config) -> dict[str, tuple[int, ...]]:
 
 
 def embedding_gemma2_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -> Parts:
-    """The bundle of an embedding_gemma2 checkpoint's text encoder.
+    """The bundle of an embedding_gemma2 checkpoint: texts, and images where it has their tower.
 
     Raises:
         BundleError: the checkpoint is none this engine computes as Hugging Face would.
     """
     config = embedding_gemma2_config(checkpoint)
+    vision = gemma4_vision_config(checkpoint, config.max_tokens, config.vocab_size)
+    wanted = tensor_shapes(config)
+    ignored = _NO_INPUTS if vision is not None else (*_NO_INPUTS, *_IMAGES)
+    if vision is not None:
+        wanted |= vision_shapes(vision, config.hidden_size)
     progress("read", 0, 1)
-    weights = Weights(checkpoint.weights_path, tensor_shapes(config), ignored=_OTHER_INPUTS)
+    weights = Weights(checkpoint.weights_path, wanted, ignored=ignored)
     progress("read", 1, 1)
-    if checkpoint.config.has("vision_config") or checkpoint.config.has("audio_config"):
-        logger.info("%s: the bundle embeds texts only.", options.name)
+    if checkpoint.config.has("audio_config"):
+        logger.info("%s: the bundle embeds no audio.", options.name)
 
+    model = text_reference(config, weights)
     tensors = _tensors(config, weights, progress)
-    references = _references(checkpoint, config, weights, progress)
+    references = make_references(
+        checkpoint, config.max_tokens, config.vocab_size, model.forward, progress
+    )
     on_npu = config.heads.items() if options.attention == "npu" else ()
     mhas = tuple(attention_kernels(heads, KINDS[kind]) for kind, heads in on_npu)
     kernels = all_kernels(
@@ -114,14 +135,26 @@ def embedding_gemma2_parts(checkpoint: Checkpoint, options: Options, progress: P
         target=options.target,
         progress=progress,
     )
+    params = _params(config, options)
+    bf16 = {_EMBEDDINGS} if tensors[_EMBEDDINGS].itemsize == 2 else set()
+    if vision is not None:
+        tensors |= vision_tensors(vision, weights, progress)
+        progress("image reference", 0, 1)
+        references = references.joined(image_references(vision, weights, model))
+        progress("image reference", 1, 1)
+        chunks = vision_chunks(vision, at_least=MAX_CHUNKS)
+        params |= vision_params(vision, chunks * M)
+        more, attention = vision_kernels(vision, config.hidden_size, chunks, options, progress)
+        kernels, mhas = kernels.joined(more), (*mhas, *attention)
+        bf16 |= {IMAGE_POSITIONS} if is_bf16(tensors) else set()
     return assemble(
         checkpoint,
-        _params(config, options),
+        params,
         tensors,
         references=references,
         kernels=kernels,
         mhas=mhas,
-        bf16=frozenset({_EMBEDDINGS} if tensors[_EMBEDDINGS].itemsize == 2 else ()),
+        bf16=frozenset(bf16),
     )
 
 
@@ -205,9 +238,8 @@ def _params(config: EmbeddingGemma2Config, options: Options) -> dict[str, str | 
     }
 
 
-def _references(
-    checkpoint: Checkpoint, config: EmbeddingGemma2Config, weights: Weights, progress: Progress
-) -> References:
+def text_reference(config: EmbeddingGemma2Config, weights: Weights) -> EmbeddingGemma2Reference:
+    """The text encoder in plain numpy."""
     positions = {
         SLIDING: (config.rope_local_base_freq, config.window),
         FULL: (config.rope_theta, None),
@@ -228,7 +260,4 @@ def _references(
         rms_norm_eps=config.rms_norm_eps,
         normalize=config.normalize,
     )
-    model = EmbeddingGemma2Reference(weights, shape)
-    return make_references(
-        checkpoint, config.max_tokens, config.vocab_size, model.forward, progress
-    )
+    return EmbeddingGemma2Reference(weights, shape)

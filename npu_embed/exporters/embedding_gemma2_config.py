@@ -19,7 +19,7 @@ from .gemma_config import (
     read_rope_thetas,
     refuse_unimplemented,
 )
-from .jsonfile import JsonFile
+from .jsonfile import MAX_LAYERS, JsonFile
 
 MODEL_TYPE = "embedding_gemma2"
 TEXT_MODEL_TYPE = "embedding_gemma2_text"
@@ -100,7 +100,7 @@ def embedding_gemma2_config(checkpoint: Checkpoint) -> EmbeddingGemma2Config:
     return EmbeddingGemma2Config(
         hidden_size=config.integer("hidden_size"),
         intermediate_size=config.integer("intermediate_size"),
-        num_hidden_layers=config.integer("num_hidden_layers"),
+        num_hidden_layers=config.integer("num_hidden_layers", maximum=MAX_LAYERS),
         hidden_size_per_layer_input=config.integer("hidden_size_per_layer_input"),
         embedding_dim=embedding_dim,
         heads=_heads(config, layer_types),
@@ -108,7 +108,7 @@ def embedding_gemma2_config(checkpoint: Checkpoint) -> EmbeddingGemma2Config:
         sliding_window=config.integer("sliding_window"),
         rope_theta=rope_theta,
         rope_local_base_freq=rope_local_base_freq,
-        rms_norm_eps=config.number("rms_norm_eps"),
+        rms_norm_eps=config.number("rms_norm_eps", below=1),
         vocab_size=config.integer("vocab_size"),
         max_position_embeddings=config.integer("max_position_embeddings"),
         pad_token_id=config.integer("pad_token_id", default=0, minimum=0),

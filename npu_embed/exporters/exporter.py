@@ -18,10 +18,12 @@ from pathlib import Path
 
 from ..errors import FetchError, InputError
 from ..manifest import MANIFEST, VERSION, sha256_file
+from ..paths import as_path
 from ..records import Record, make_record, write_records
-from ..tensors import SAFETENSORS, write_safetensors
+from ..tensors import SAFETENSORS, TENSORS_BIN, TENSORS_TXT, write_safetensors
+from ..tensors_txt import write_tensors_txt
 from .bert import bert_parts
-from .bert_config import MODEL_TYPE as BERT
+from .bert_families import FAMILIES as BERT_FAMILIES
 from .checkpoint import TOKENIZER, Checkpoint, open_checkpoint
 from .embedding_gemma2 import embedding_gemma2_parts
 from .embedding_gemma2_config import MODEL_TYPE as EMBEDDING_GEMMA2
@@ -29,7 +31,8 @@ from .gemma3_config import MODEL_TYPE as GEMMA3_TEXT
 from .gemma3_text import gemma3_parts
 from .jsonfile import one_of
 from .kernels import TARGETS
-from .parts import ATTENTIONS, Options, Parts, Progress, no_progress
+from .parts import ATTENTIONS, LAYOUTS, Options, Parts, Progress, no_progress
+from .published import published_parts
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +40,13 @@ logger = logging.getLogger(__name__)
 EXPORTER_VERSION = 1
 
 FAMILIES: dict[str, Callable[[Checkpoint, Options, Progress], Parts]] = {
-    BERT: bert_parts,
+    **dict.fromkeys(BERT_FAMILIES, bert_parts),
     GEMMA3_TEXT: gemma3_parts,
     EMBEDDING_GEMMA2: embedding_gemma2_parts,
+}
+
+PUBLISHED: dict[str, Callable[[Checkpoint, Options, Progress], Parts]] = {
+    EMBEDDING_GEMMA2: published_parts,
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -53,14 +60,17 @@ def export_checkpoint(
     force: bool = False,
     target: str = "npu2",
     name: str | None = None,
-    attention: str = "npu",
+    attention: str | None = None,
+    layout: str = "npu-embed",
     progress: Progress | None = None,
 ) -> Path:
     """The bundle folder `out`, made from a checkpoint folder or a Hugging Face hub id.
 
     force replaces a bundle that is already at `out`; target is the NPU generation (npu2, npu1);
     name is what the bundle calls itself, else the checkpoint folder's name; attention is where a
-    family that can do either computes it, npu or host. On failure `out` is as it was before.
+    family that can do either computes it, npu or host (None: npu); layout is npu-embed's own, or
+    "published", as taconite reads it, whose attention is the host's. On failure `out` is as it was
+    before.
 
     Raises:
         InputError: checkpoint or out cannot be used: no such folder, out is taken.
@@ -68,16 +78,27 @@ def export_checkpoint(
         FetchError: the hub did not deliver.
     """
     progress = progress or no_progress
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise InputError(f"target={target!r}: unknown NPU, wanted {one_of(list(TARGETS))}.")
+    if layout not in LAYOUTS:
+        raise InputError(f"layout={layout!r}: unknown, wanted {one_of(LAYOUTS)}.")
+    published = layout == "published"
+    if attention is None:
+        attention = "host" if published else "npu"
     if attention not in ATTENTIONS:
         raise InputError(f"attention={attention!r}: unknown, wanted {one_of(ATTENTIONS)}.")
-    out = Path(out)
+    if published and attention != "host":
+        raise InputError(
+            f"attention={attention!r}: the published layout has a text's attention on the host, "
+            "wanted 'host'; or export in npu-embed's own layout."
+        )
+    out = as_path("out", out)
     folder, found_name = _checkpoint_folder(checkpoint)
     _check_out(out, folder, force)
     opened = open_checkpoint(folder)
-    family = opened.config.choice("model_type", list(FAMILIES))
-    parts = FAMILIES[family](opened, Options(target, name or found_name, attention), progress)
+    families = PUBLISHED if published else FAMILIES
+    family = opened.config.choice("model_type", list(families))
+    parts = families[family](opened, Options(target, name or found_name, attention), progress)
     try:
         with _replacing(out) as staging:
             _write(staging, parts, opened, progress)
@@ -92,16 +113,17 @@ def export_checkpoint(
 
 def _checkpoint_folder(checkpoint: str | Path) -> tuple[Path, str]:
     """(the folder, a name for the model)."""
-    folder = Path(checkpoint)
-    if not folder.is_dir() and _HUB_ID.fullmatch(str(checkpoint)):
+    folder = as_path("checkpoint", checkpoint)
+    is_folder = os.path.isdir(folder)  # Path.is_dir raises where the name is too long
+    if not is_folder and _HUB_ID.fullmatch(str(checkpoint)):
         return _from_hub(str(checkpoint)), str(checkpoint)
-    if not folder.is_dir():
+    if not is_folder:
         raise InputError(
             f"{folder}: no such folder, wanted a checkpoint (config.json, model.safetensors, "
             "tokenizer.json) or a hub id like org/name."
         )
     resolved = folder.resolve()
-    return resolved, " ".join(resolved.name.split()) or BERT
+    return resolved, " ".join(resolved.name.split()) or "model"
 
 
 def _from_hub(repo_id: str) -> Path:
@@ -181,10 +203,14 @@ def _write(folder: Path, parts: Parts, checkpoint: Checkpoint, progress: Progres
     (folder / "kernels").mkdir()
     for path, content in parts.files.items():
         (folder / path).write_bytes(content)
-    shutil.copyfile(checkpoint.tokenizer_path, folder / TOKENIZER)
-    write_safetensors(folder / SAFETENSORS, parts.tensors, parts.bf16)
+    if parts.published:
+        files = [TENSORS_TXT, TENSORS_BIN, *parts.files]
+        write_tensors_txt(folder, parts.tensors, parts.bf16)
+    else:
+        files = [SAFETENSORS, TOKENIZER, *parts.files]
+        shutil.copyfile(checkpoint.tokenizer_path, folder / TOKENIZER)
+        write_safetensors(folder / SAFETENSORS, parts.tensors, parts.bf16)
     progress("write", 1, 1)
-    files = (SAFETENSORS, TOKENIZER, *parts.files)
     hashes: list[Record] = []
     for done, path in enumerate(files):
         progress("hash", done, len(files))

@@ -15,6 +15,7 @@ from .gemma_config import (
     read_rope_thetas,
     refuse_unimplemented,
 )
+from .jsonfile import MAX_LAYERS
 
 MODEL_TYPE = "gemma3_text"
 
@@ -84,14 +85,14 @@ def gemma3_config(checkpoint: Checkpoint) -> Gemma3Config:
     return Gemma3Config(
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
-        num_hidden_layers=config.integer("num_hidden_layers"),
+        num_hidden_layers=config.integer("num_hidden_layers", maximum=MAX_LAYERS),
         heads=heads,
         layer_types=read_layer_types(config),
         sliding_window=config.integer("sliding_window"),
         query_pre_attn_scalar=config.number("query_pre_attn_scalar") if has_scalar else 256.0,
         rope_theta=rope_theta,
         rope_local_base_freq=rope_local_base_freq,
-        rms_norm_eps=config.number("rms_norm_eps"),
+        rms_norm_eps=config.number("rms_norm_eps", below=1),
         vocab_size=config.integer("vocab_size"),
         max_position_embeddings=config.integer("max_position_embeddings"),
         pad_token_id=config.integer("pad_token_id", default=0, minimum=0),

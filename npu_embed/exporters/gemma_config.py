@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import BundleError
 from .checkpoint import CONFIG, Checkpoint
 from .geometry import K_TILE, N_TILE, round_up
-from .jsonfile import JsonFile
+from .jsonfile import MAX_LAYERS, JsonFile
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 KINDS = {SLIDING: "sliding", FULL: "full"}  # the short forms that kernels and params are named by
@@ -73,7 +73,7 @@ def read_layer_types(config: JsonFile) -> tuple[str, ...]:
     Raises:
         BundleError: another type, or another count than num_hidden_layers.
     """
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if not config.has("layer_types"):
         key = "sliding_window_pattern" if config.has("sliding_window_pattern") else None
         pattern = config.integer(key or "_sliding_window_pattern", default=DEFAULT_PATTERN)

@@ -64,14 +64,17 @@ def mlp_gemms(hidden_size: int, intermediate_size: int) -> tuple[Gemm, Gemm]:
     )
 
 
-def packed_layer(weights: Weights, layer: str, add_to_norm: float) -> dict[str, U8]:
+def packed_layer(
+    weights: Weights, layer: str, add_to_norm: float, linear: str = ""
+) -> dict[str, U8]:
     """The packed B of the four GEMMs every layer has, by key without suffix.
 
-    layer: HF's name of it; add_to_norm: 1 where norms multiply by 1 + weight, else 0.
+    layer: HF's name of it; add_to_norm: 1 where norms multiply by 1 + weight, else 0; linear: what
+    goes between a projection's name and its weight.
     """
 
-    def linear(name: str) -> F32:
-        transposed: F32 = weights.f32(f"{layer}.{name}.weight").T
+    def projection(name: str) -> F32:
+        transposed: F32 = weights.f32(f"{layer}.{name}.{linear}weight").T
         return transposed
 
     def normed(name: str, weight_kn: F32) -> F32:
@@ -79,31 +82,36 @@ def packed_layer(weights: Weights, layer: str, add_to_norm: float) -> dict[str, 
         folded: F32 = norm[:, None] * weight_kn
         return folded
 
-    qkv = np.concatenate([linear(f"self_attn.{part}_proj") for part in "qkv"], axis=1)
-    pair = geglu_pair(linear("mlp.gate_proj"), linear("mlp.up_proj"))
+    qkv = np.concatenate([projection(f"self_attn.{part}_proj") for part in "qkv"], axis=1)
+    pair = geglu_pair(projection("mlp.gate_proj"), projection("mlp.up_proj"))
     return {
         "qkv": pack_gemm(normed("input_layernorm", qkv), None),
-        "o": pack_gemm(linear("self_attn.o_proj"), None),
+        "o": pack_gemm(projection("self_attn.o_proj"), None),
         "gate_up": pack_gemm(normed("pre_feedforward_layernorm", pair), None),
-        "down": pack_gemm(linear("mlp.down_proj"), None),
+        "down": pack_gemm(projection("mlp.down_proj"), None),
     }
 
 
-def layer_shapes(layer: str, heads: Heads, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    """The tensors every layer has, by HF's name."""
-    shapes: dict[str, tuple[int, ...]] = {
+def layer_shapes(
+    layer: str, heads: Heads, hidden: int, inner: int, linear: str = ""
+) -> dict[str, tuple[int, ...]]:
+    """The tensors every layer has, by HF's name; linear as packed_layer takes it."""
+    projections: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj": (heads.q_width, hidden),
         "self_attn.k_proj": (heads.kv_width, hidden),
         "self_attn.v_proj": (heads.kv_width, hidden),
         "self_attn.o_proj": (hidden, heads.q_width),
-        "self_attn.q_norm": (heads.head_dim,),
-        "self_attn.k_norm": (heads.head_dim,),
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
+    }
+    norms: dict[str, tuple[int, ...]] = {
+        "self_attn.q_norm": (heads.head_dim,),
+        "self_attn.k_norm": (heads.head_dim,),
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
         "pre_feedforward_layernorm": (hidden,),
         "post_feedforward_layernorm": (hidden,),
     }
-    return {f"{layer}.{name}.weight": shape for name, shape in shapes.items()}
+    named = {f"{layer}.{name}.{linear}weight": shape for name, shape in projections.items()}
+    return named | {f"{layer}.{name}.weight": shape for name, shape in norms.items()}

@@ -115,7 +115,8 @@ class GemmaReference:
     def _norm(self, x: F64, name: str) -> F64:
         return rms_norm(x, 1.0 + self._w(f"{name}.weight"), self._shape.rms_norm_eps)
 
-    def _embed(self, ids: I32) -> F64:
+    def embed(self, ids: I32) -> F64:
+        """The scaled embeddings of token ids, [tokens, hidden_size]."""
         rows = self._source.rows(f"{self.prefix}embed_tokens.weight", ids).astype(np.float64)
         return rows * math.sqrt(rows.shape[1])
 
@@ -160,7 +161,11 @@ class GemmaReference:
 
         hidden: the scaled embeddings, then each layer's output; the last norm is not in it.
         """
-        x = self._embed(ids)
+        hidden, embedding = self.encode(self.embed(ids))
+        return Reference(ids, hidden, embedding)
+
+    def encode(self, x: F64) -> tuple[F32, F32]:
+        """(hidden, embedding) of what the first layer is given, [tokens, hidden_size]."""
         self._start(x)
         hidden = [x.astype(np.float32)]
         for index in range(len(self._shape.layer_types)):
@@ -169,7 +174,7 @@ class GemmaReference:
         vector = self._head(self._norm(x, "norm").mean(axis=0))
         if self._shape.normalize:
             vector = vector / max(float(np.linalg.norm(vector)), NORM_FLOOR)
-        return Reference(ids, np.stack(hidden), vector.astype(np.float32))
+        return np.stack(hidden), vector.astype(np.float32)
 
 
 class EmbeddingGemma2Reference(GemmaReference):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,20 @@ from pathlib import Path
 from ..errors import BundleError
 
 MAX_JSON_BYTES = 64 << 20
+MAX_LAYERS = 1024  # what the models read, too
 
 
 def load_json(path: Path, name: str) -> object:
     """The value a JSON file holds.
 
     Raises:
-        BundleError: no such file, too large, not UTF-8, not JSON.
+        BundleError: no such file, no regular file, too large, not UTF-8, not JSON.
     """
     try:
+        if path.exists() and not path.is_file():  # a FIFO would be waited for
+            raise BundleError(
+                f"{name}: no regular file, wanted one; download the checkpoint again."
+            )
         with path.open("rb") as file:
             data = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
@@ -95,8 +101,10 @@ class JsonFile:
         found = repr(self.values[key]) if self.has(key) else "missing"
         return BundleError(f"{self.name}: {key} {found}, wanted {wanted}; {action}.")
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """The integer at key, at least minimum; the default where the key is absent."""
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int | None = None
+    ) -> int:
+        """The integer at key, minimum to maximum; the default where the key is absent."""
         if not self.has(key) and default is not None:
             return default
         value = self.values.get(key)
@@ -104,18 +112,22 @@ class JsonFile:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(key, f"an integer >= {minimum}", "correct the file")
+        if maximum is not None and value > maximum:
+            raise self.error(key, f"an integer {minimum} to {maximum}", "correct the file")
         return value
 
-    def number(self, key: str) -> float:
-        """The finite number > 0 at key."""
+    def number(self, key: str, *, below: float = math.inf) -> float:
+        """The finite number > 0 at key, which must be less than below."""
         value = self.values.get(key)
+        most_float = sys.float_info.max  # an int may be larger
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
-            or not math.isfinite(value)
-            or value <= 0
+            or not 0 < value < below
+            or value > most_float
         ):
-            raise self.error(key, "a number > 0", "correct the file")
+            most = "" if below == math.inf else f" and < {below:g}"
+            raise self.error(key, f"a number > 0{most}", "correct the file")
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -22,6 +22,10 @@ class Kernels:
     records: tuple[Record, ...]
     files: dict[str, bytes]
 
+    def joined(self, others: Kernels) -> Kernels:
+        """These and then the others."""
+        return Kernels((*self.records, *others.records), {**self.files, **others.files})
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..records import Record
 
 ATTENTIONS = ("npu", "host")
+LAYOUTS = ("npu-embed", "published")
 
 # (stage, done, total): called now and then, for a progress bar.
 Progress = Callable[[str, int, int], None]
@@ -33,10 +34,12 @@ class Options:
 class Parts:
     """Manifest records in order, tensors by name, file contents by path in the bundle.
 
-    bf16: the names of uint16 tensors that hold the bits of bfloat16 numbers.
+    bf16: the names of uint16 tensors that hold the bits of bfloat16 numbers. published: the files
+    are those of the published layout, whose tensors hold the tokenizer.
     """
 
     records: tuple[Record, ...]
     tensors: Mapping[str, NDArray[Any]]
     files: Mapping[str, bytes]
     bf16: frozenset[str] = frozenset()
+    published: bool = False

@@ -33,6 +33,7 @@ class BertShape:
     hidden_act: str
     pooling: str
     normalize: bool
+    padding_idx: int | None = None  # RoBERTa: the token that has no position of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class BertReference:
     """The forward of one text at a time: no padding, no mask."""
 
     def __init__(self, weights: Callable[[str], F32], shape: BertShape) -> None:
-        """Weights gives a checkpoint tensor by its HF name, without a "bert." before it."""
+        """weights: a checkpoint tensor by its HF name, without a "bert." before it."""
         self._weights = weights
         self._shape = shape
 
@@ -101,9 +102,24 @@ class BertReference:
 
     def _embed(self, ids: I32) -> F64:
         words = self._weights("embeddings.word_embeddings.weight")[ids].astype(np.float64)
-        positions = self._weights("embeddings.position_embeddings.weight")[: len(ids)]
+        table = self._weights("embeddings.position_embeddings.weight")
+        positions = table[self._position_ids(ids)]
         token_type = self._weights("embeddings.token_type_embeddings.weight")[0]
         return self._norm(words + positions + token_type, "embeddings.LayerNorm")
+
+    def _position_ids(self, ids: I32) -> list[int]:
+        """BERT counts tokens from 0; RoBERTa from padding_idx + 1, and leaves padding uncounted.
+
+        Source: transformers, RobertaEmbeddings.create_position_ids_from_input_ids.
+        """
+        padding = self._shape.padding_idx
+        if padding is None:
+            return list(range(len(ids)))
+        positions, last = [], padding
+        for token in ids.tolist():
+            last += token != padding
+            positions.append(padding if token == padding else last)
+        return positions
 
     def _attention(self, x: F64, layer: str) -> F64:
         heads = self._shape.num_attention_heads

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +39,14 @@ def self_check_texts(max_tokens: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The `tref` records of a bundle and their tensors."""
+    """The `tref` or `ref` records of a bundle and their tensors."""
 
     records: tuple[Record, ...]
-    tensors: dict[str, NDArray[np.int32] | F32]
+    tensors: Mapping[str, NDArray[Any]]
+
+    def joined(self, others: References) -> References:
+        """These and then the others."""
+        return References((*self.records, *others.records), {**self.tensors, **others.tensors})
 
 
 def make_references(
@@ -54,13 +59,19 @@ def make_references(
     """The forward of every self-check text, and of one behind the checkpoint's first prompt.
 
     Raises:
-        BundleError: the tokenizer has more tokens than the model.
+        BundleError: the tokenizer has more tokens than the model, or none for the empty text.
     """
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path, max_tokens=max_tokens)
     if tokenizer.vocab_size > vocab_size:
         raise BundleError(
             f"tokenizer.json: {tokenizer.vocab_size} tokens, wanted at most vocab_size "
             f"{vocab_size} of config.json; the two files do not belong together."
+        )
+    (empty,) = tokenizer.encode_batch([""])
+    if not len(empty.ids):
+        raise BundleError(
+            "tokenizer.json: no token for the empty text, wanted one or more, as post_processor "
+            "adds them; no vector could be made of it."
         )
     cases = [("-", "", text) for text in self_check_texts(max_tokens)]
     for prompt in list(checkpoint.prompts)[:1]:

@@ -35,6 +35,8 @@ def test_a_uuid_is_its_text(xrt: Xrt, device: Xrt, design: Design) -> None:
 def test_a_missing_xclbin_is_named(xrt: Xrt, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"No such file '.*/nope\.xclbin'"):
         xrt.xclbin(str(tmp_path / "nope.xclbin"))
+    with pytest.raises(RuntimeError, match="x"):  # a name longer than file systems have
+        xrt.xclbin("x" * 5000)
 
 
 def test_a_file_that_is_no_xclbin_is_refused(xrt: Xrt, tmp_path: Path) -> None:

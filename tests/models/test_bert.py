@@ -129,7 +129,8 @@ def test_stages_are_tapped_in_order_and_do_not_depend_on_the_pack(
     ids = [np.array(row, dtype=np.int32) for row in wanted.ids]
     (pack,) = make_packs([len(row) for row in ids], opened.max_rows)
     stages: list[tuple[str, tuple[int, ...]]] = []
-    vectors = model.forward(
+    vectors = models.forward(
+        model,
         [ids[i] for i in pack.indices],
         pack,
         Timing(),
@@ -164,3 +165,27 @@ def test_the_references_in_the_bundle_are_met_too(bundle: Path, folder: Path) ->
     assert wanted.embeddings.shape[1] == load_references(folder).embeddings.shape[1]
     with Embedder(bundle, "emulated") as embedder:
         check_vectors(embedder.embed(wanted.texts), wanted.embeddings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [1, 2])
+def test_minilm_64_texts_in_a_pack_share_what_each_alone_would_take(
+    minilm_bundle: Path, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_EMBED_EMU_SLOTS", str(slots))
+    texts = [f"text {i} of the pack" for i in range(64)]
+    layers, gemms = 6, 4
+    with Embedder(minilm_bundle, "emulated") as embedder:
+        for _ in range(2):
+            embedder.embed(texts)
+            packed = embedder.last_stats
+            assert packed.packs == 1
+            assert packed.swaps == (2 * layers if slots == 1 else 0)
+            assert packed.switches <= 2 * layers
+            assert packed.runs == layers * (gemms + len(texts))
+            assert packed.runlists == layers * 2
+        embedder.embed(texts[0])
+        alone = embedder.last_stats
+    assert packed.swaps / len(texts) <= 0.19
+    attention = layers * len(texts)
+    assert 8 * (packed.runs - attention) / len(texts) <= alone.runs - layers

@@ -16,7 +16,8 @@ from references import TINY
 
 import npu_embed
 from npu_embed import api
-from npu_embed.errors import InputError
+from npu_embed.driver import Xrt as Anything
+from npu_embed.errors import InputError, InputTypeError, SettingError
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +106,52 @@ def test_export_makes_a_bundle_and_refuses_one_that_is_there(tmp_path: Path) -> 
     assert npu_embed.export(TINY, out, force=True) == out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"device": []}, SettingError, r"device=\[\]: unknown device, wanted"),
+        ({"device": "gpu"}, SettingError, "device='gpu': unknown device, wanted"),
+        ({"bundle": 3}, InputTypeError, "bundle=3: int, wanted a path as str"),
+        ({"bundle": "a\0b"}, InputError, "a NUL in a path"),
+    ],
+)
+def test_what_names_no_embedder_is_refused(
+    arguments: dict[str, Anything], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        npu_embed.embed("a", **{"device": "emulated", **arguments})
+    assert not api._shared
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "out", "options", "error", "words"),
+    [
+        (3, "out", {}, InputTypeError, "checkpoint=3: int, wanted a path as str"),
+        ("x" * 5000, "out", {}, InputError, "x: no such folder, wanted a checkpoint"),
+        (TINY, None, {}, InputTypeError, "out=None: NoneType, wanted a path as str"),
+        (TINY, "a\0b", {}, InputError, "a NUL in a path"),
+        (TINY, "x" * 5000, {}, InputError, "x: File name too long, wanted to write the bundle"),
+        (TINY, "out", {"target": []}, InputError, r"target=\[\]: unknown NPU"),
+    ],
+)
+def test_export_refuses_what_is_no_path(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Anything,
+    out: Anything,
+    options: dict[str, Anything],
+    error: type[Exception],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        npu_embed.export(checkpoint, out, **options)
+    assert not any(tmp_path.iterdir())
+
+
 def test_export_is_a_function_whatever_was_imported_before(tmp_path: Path) -> None:
     fresh = (
-        "import npu_embed; first = npu_embed.export; import npu_embed.export.pack; "
+        "import npu_embed; first = npu_embed.export; import npu_embed.exporters.pack; "
         f"first({str(TINY)!r}, {str(tmp_path / 'a')!r}); "
         f"npu_embed.export({str(TINY)!r}, {str(tmp_path / 'b')!r}, name='tiny-bert')"
     )

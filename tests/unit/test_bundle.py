@@ -15,7 +15,7 @@ from npu_embed.bundle import Bundle
 from npu_embed.device import Session
 from npu_embed.emulator import txn
 from npu_embed.errors import BundleError, InputError
-from npu_embed.models import Forward
+from npu_embed.models import Forward, checks
 from npu_embed.packing import make_packs
 from npu_embed.tensors import SAFETENSORS, open_tensors, write_safetensors
 from npu_embed.trace import Timing
@@ -241,6 +241,11 @@ def _tensor(name: str, change: Callable[[np.ndarray], np.ndarray] | None) -> Cha
             replaced("param max_tokens 128", "param max_tokens 256"),
             r"longest mha bucket has 128 rows",
         ),
+        (
+            replaced("param layer_norm_eps 1e-12", "param layer_norm_eps 1e300"),
+            r"layer_norm_eps is 1e\+300, wanted a number below 1",
+        ),
+        (replaced("param layer_norm_eps 1e-12", "param layer_norm_eps 0"), r"a number above 0"),
         (replaced("c_stride=64 a_elems=4096", "c_stride=66 a_elems=4096"), r"c_elems"),
         (_tensor("embeddings.LayerNorm.weight", None), r"embeddings.LayerNorm.weight missing"),
         (_tensor("encoder.layer.1.up.packed", None), r"encoder.layer.1.up.packed missing"),
@@ -303,5 +308,59 @@ def test_a_token_id_past_the_vocabulary_is_a_bundle_error(tiny_bundle: Path) -> 
     ids = np.array([2, 1000, 3], np.int32)
     (pack,) = make_packs([3], 2048)
     with pytest.raises(BundleError, match=r"token id 1000, wanted less than vocab_size 1000"):
-        model.forward([ids], pack, Timing())
+        models.forward(model, [ids], pack, Timing())
     model.close()
+
+
+def _large(file: str, size_bytes: int) -> Change:
+    """A file as large as that, with nothing in it."""
+
+    def change(bundle: Path) -> None:
+        with (bundle / file).open("wb") as sparse:
+            sparse.truncate(size_bytes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_large("kernels/gemm.xclbin", (256 << 20) + 1), r"wanted at most 268435456"),
+        (
+            replaced("param max_rows 2048", "param max_rows 65537"),
+            r"max_rows is '65537', wanted an integer 1 to 65536",
+        ),
+        (
+            replaced("version 1\n", "version 1\nparam default_prompt query\n"),
+            r"txt:2: param default_prompt query, wanted one of the prompt records \(none\)",
+        ),
+    ],
+)
+def test_what_no_sound_bundle_has_is_refused_at_open(
+    tiny_copy: Path, change: Change, words: str
+) -> None:
+    change(tiny_copy)
+    with pytest.raises(BundleError, match=words):
+        Bundle.open(tiny_copy)
+
+
+def test_words_that_are_others_are_refused_before_a_run(tiny_copy: Path) -> None:
+    replaced("kv_words=14,", "kv_words=15,")(tiny_copy)
+    bundle = Bundle.open(tiny_copy)
+    mha = bundle.specs.mhas[0]
+    with pytest.raises(BundleError, match=r"manifest.txt:\d+: kv word 15 is no value of a WRITE"):
+        bundle.stream(mha, mha.insts)
+
+
+def test_the_row_buffers_are_bounded_together(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    rows = 2048 + bundle.specs.mhas[-1].rows
+    taken = 2 * rows * (64 + 192 + 64 + 64 + bundle.specs.gemms["up"].c_stride)
+    monkeypatch.setattr(checks, "MAX_BUFFER_BYTES", taken)
+    models.load(Session.open("emulated"), bundle, 2048).close()
+    monkeypatch.setattr(checks, "MAX_BUFFER_BYTES", taken - 1)
+    line = bundle.manifest.param_lines["max_rows"]
+    with pytest.raises(BundleError, match=rf"manifest.txt:{line}: the row buffers .* take {taken}"):
+        models.load(Session.open("emulated"), bundle, 2048)

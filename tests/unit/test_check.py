@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from commandline import run
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from npu_embed.flights import Flight
 from npu_embed.manifest import sha256_file
 from npu_embed.nearness import LAYER_DEVIATION, Nearness
 from npu_embed.npu import Npu
-from npu_embed.rows import Rows
-from npu_embed.selfcheck import Outcome, self_check
+from npu_embed.outcomes import Outcome
+from npu_embed.runs import MhaRun, Run
+from npu_embed.selfcheck import self_check
 
 CHECKS = [
     "sha256",
@@ -331,14 +334,16 @@ def test_a_vector_that_is_not_of_unit_length_fails(copy: Path) -> None:
 
 
 def test_a_single_key_too_many_fails(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Npu.run_mha
+    right = Npu.submit
 
-    def wrong(
-        npu: Npu, qkv: Rows, o: Rows, rows: int, window: int | None = None, row: int = 0
-    ) -> None:
-        right(npu, qkv, o, rows + (rows == 25), window, row)
+    def wrong(npu: Npu, runs: Sequence[Run]) -> Flight:
+        one_more = [
+            replace(run, rows=26) if isinstance(run, MhaRun) and run.rows == 25 else run
+            for run in runs
+        ]
+        return right(npu, one_more)
 
-    monkeypatch.setattr(Npu, "run_mha", wrong)
+    monkeypatch.setattr(Npu, "submit", wrong)
     assert failed(small_bundle) == STAGES[1:]
 
 

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from npu_embed.bf16 import round_f32, to_bf16
 from npu_embed.emulator import txn
 from npu_embed.errors import BundleError
-from npu_embed.export import bert, export_checkpoint
-from npu_embed.export.checkpoint import open_checkpoint
+from npu_embed.exporters import bert, export_checkpoint
+from npu_embed.exporters.checkpoint import open_checkpoint
 from npu_embed.manifest import Manifest
 from npu_embed.specs import parse_specs
 from npu_embed.tensors import open_tensors, write_safetensors
@@ -298,7 +298,7 @@ TRANSFORMER, POOLING = (ST + "Transformer", ""), (ST + "Pooling", "1_Pooling")
 QUERY = "encoder.layer.2.attention.self.query.weight"
 
 REFUSED: list[tuple[Edit, str]] = [
-    (config(model_type="roberta"), "config.json: model_type 'roberta', wanted 'bert'"),
+    (config(model_type="mpnet"), "config.json: model_type 'mpnet', wanted 'bert', 'roberta'"),
     (config(model_type=...), "config.json: model_type missing, wanted 'bert'"),
     (config(hidden_act="relu"),
      "config.json: hidden_act 'relu', wanted 'gelu', 'gelu_new' or 'gelu_pytorch_tanh'"),
@@ -319,6 +319,9 @@ REFUSED: list[tuple[Edit, str]] = [
     (config(hidden_size="64"), "hidden_size '64', wanted an integer >= 1"),
     (config(vocab_size=...), "config.json: vocab_size missing, wanted an integer >= 1"),
     (config(layer_norm_eps=0), "layer_norm_eps 0, wanted a number > 0"),
+    (config(layer_norm_eps=1e300), r"layer_norm_eps 1e\+300, wanted a number > 0 and < 1"),
+    (config(layer_norm_eps=1), "layer_norm_eps 1, wanted a number > 0 and < 1"),
+    (config(layer_norm_eps=10**400), "wanted a number > 0 and < 1"),
     (config(layer_norm_eps=float("nan")), "layer_norm_eps nan, wanted a number > 0"),
     (config(vocab_size=999),
      r"embeddings.word_embeddings.weight has shape \[1000, 64\], wanted \[999, 64\]"),
@@ -413,3 +416,26 @@ def test_lower_casing_outside_the_tokenizer_is_refused(checkpoint: Path) -> None
     edit_json(checkpoint / "sentence_bert_config.json", do_lower_case=True)
     with pytest.raises(BundleError, match="do_lower_case True, wanted false, since"):
         export_checkpoint(checkpoint, checkpoint.parent / "out")
+
+
+@pytest.mark.parametrize("file", ["config.json", "modules.json", "1_Pooling/config.json"])
+def test_a_fifo_is_refused_and_not_waited_for(checkpoint: Path, file: str) -> None:
+    (checkpoint / file).unlink()
+    os.mkfifo(checkpoint / file)
+    with pytest.raises(BundleError, match=rf"{file}: no regular file"):
+        open_checkpoint(checkpoint)
+
+
+def test_a_model_of_a_million_layers_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    edit_json(checkpoint / "config.json", num_hidden_layers=1025)
+    wanted = r"config.json: num_hidden_layers 1025, wanted an integer 1 to 1024"
+    with pytest.raises(BundleError, match=wanted):
+        export_checkpoint(checkpoint, tmp_path / "out")
+
+
+def test_a_tokenizer_that_gives_the_empty_text_no_token_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    edit_json(checkpoint / "tokenizer.json", post_processor=None)
+    with pytest.raises(BundleError, match=r"tokenizer.json: no token for the empty text"):
+        export_checkpoint(checkpoint, tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from references import TINY
 import npu_embed
 from npu_embed import embedder, fetch
 from npu_embed.bf16 import F32
-from npu_embed.cli.output import echo_json
+from npu_embed.cli.output import echo_json, echo_path
 from npu_embed.errors import FetchError
-from npu_embed.export import export_checkpoint
+from npu_embed.exporters import export_checkpoint
 
 COMMANDS = ("check", "embed", "export", "get", "inspect")
 TEXTS = ["two cats on a sofa", "a red car", "two cats"]
@@ -113,7 +114,7 @@ def test_a_command_that_is_not_understood_ends_with_2(args: tuple[str, ...], wor
         (("a", "ok\udc80bad"), b"", "texts[1]: lone surrogate U+DC80 at character 2"),
         (("-",), b"one\ntw\xc3\xb6\nthr\xff\n", "stdin:3: byte 4 of the line is 0xff"),
         (("-",), b"cut \xe2\x82", "stdin:1: byte 5 of the line is 0xe2"),
-        (("a", "--device", "npu"), b"", "--device npu: its kernels are array programs"),
+        (("a", "--device", "npu"), b"", "--device npu: the bundle's kernels are array programs"),
     ],
 )
 def test_an_error_is_one_line_on_stderr_and_ends_with_1(
@@ -188,6 +189,51 @@ def test_a_full_disk_is_an_error(tiny_bundle: Path, file: str) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("form", ["--table", "--json"])
+def test_a_closed_stream_is_no_terminal(tiny_bundle: Path, form: str, closed: str) -> None:
+    command = f'exec "$@" {closed}'
+    arguments = ("embed", "a", "b", "--stats", form, "--bundle", tiny_bundle)
+    done = closing(command, *arguments, "--device", "emulated")
+    assert (done.returncode, done.stderr) == (0, b"" if "2>" in closed else done.stderr)
+    assert b"Traceback" not in done.stderr
+    assert bool(done.stdout) == ("1>" not in closed)
+
+
+def test_a_closed_stdin_has_no_lines(tiny_bundle: Path) -> None:
+    done = closing('exec "$@" 0<&-', "embed", "-", "--bundle", tiny_bundle)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"error: stdin: closed, wanted lines of text")
+
+
+def closing(command: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """What a shell's command makes of npu-embed, whose arguments it has as "$@"."""
+    program = (sys.executable, "-m", "npu_embed", *map(str, arguments))
+    return subprocess.run(["sh", "-c", command, "sh", *program], capture_output=True)
+
+
+def test_a_character_stdout_cannot_encode_is_replaced(tiny_bundle: Path) -> None:
+    command = [sys.executable, "-m", "npu_embed", "embed", "Kantō", "b", "--table"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*command, "--bundle", tiny_bundle, "--device", "emulated"],
+        capture_output=True,
+        env=environ,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"Kant? " in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "", "\N{SUPERSCRIPT TWO}", "9" * 5000, "many"])
+def test_a_useless_width_does_not_hide_the_table(
+    options: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = run("embed", "two cats", "a car", "--table", *options).out.splitlines()
+    assert "two cats" in "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 # embed
@@ -296,7 +342,7 @@ def test_statistics_are_the_last_json_line_or_a_table_on_stderr(
     assert len(lines) == 4
     stats = lines[-1]["stats"]
     assert (stats["texts"], stats["bundle"], stats["device"]) == (3, "tiny-bert", "emulated")
-    assert stats["runs"] > 0
+    assert stats["runs"] > stats["runlists"] > 0
     assert set(stats["seconds"]) >= {"gemm", "mha"}
     table = run("embed", *TEXTS, "--stats", "--table", *options)
     assert "swaps" in table.err
@@ -334,6 +380,11 @@ def test_export_prints_the_path_of_the_bundle(tmp_path: Path) -> None:
     )
     assert run("export", TINY, out, "--force").code == 0
     assert "param name tiny-bert\n" in (out / "manifest.txt").read_text(encoding="utf-8")
+
+
+def test_a_path_is_printed_byte_for_byte(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    echo_path(Path("caf\udce9"))
+    assert capfdbinary.readouterr().out == b"caf\xe9\n"
 
 
 def test_export_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:

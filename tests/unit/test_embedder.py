@@ -6,16 +6,18 @@ import copy
 import json
 import logging
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from numpy.typing import NDArray
 from references import NEAR_BITS, UNIT_TOLERANCE, cosines
 
-from npu_embed import Embedder, embedder
+from npu_embed import Embedder, embedder, models, tokenizer
 from npu_embed.driver import Xrt as Anything
 from npu_embed.errors import (
     BundleError,
@@ -26,6 +28,9 @@ from npu_embed.errors import (
     SettingError,
 )
 from npu_embed.kernels import Kernel
+from npu_embed.runlists import RunList
+from npu_embed.tokenizer import Tokenizer
+from npu_embed.trace import Timing
 
 TEXTS = ["two cats on a sofa", "a", "a red car", "", "cats " * 30]
 
@@ -211,7 +216,7 @@ def test_without_truncate_a_long_text_is_an_error_with_limit_count_and_flag(
 def test_an_index_is_that_of_the_callers_list_in_any_batch_of_the_tokenizer(
     opened: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedder, "TOKENIZE_TEXTS", 2)
+    monkeypatch.setattr(tokenizer, "BATCH_TEXTS", 2)
     assert opened.tokenize(TEXTS) == [ids for text in TEXTS for ids in opened.tokenize(text)]
     with pytest.raises(InputError, match=r"texts\[5\]: "):
         opened.embed([*TEXTS, "word " * 300], truncate=False)
@@ -261,39 +266,50 @@ def test_a_vector_that_is_not_finite_is_an_error_that_names_the_text(
     opened: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = opened.embed(TEXTS)
-    forward = opened._model.forward
+    forward = models.forward_together
 
-    def poisoned(*args: Anything) -> NDArray[np.float32]:
-        vectors = forward(*args)
-        vectors[args[1].indices.index(2)] = np.nan
+    def poisoned(model: Anything, packs: Anything, timing: Timing) -> list[NDArray[np.float32]]:
+        vectors = forward(model, packs, timing)
+        vectors[0][packs[0][1].indices.index(2)] = np.nan
         return vectors
 
     with monkeypatch.context() as patch:
-        patch.setattr(opened._model, "forward", poisoned)
+        patch.setattr(models, "forward_together", poisoned)
         with pytest.raises(DeviceError, match=r"texts\[2\]: its vector is not finite"):
             opened.embed(TEXTS)
     np.testing.assert_array_equal(opened.embed(TEXTS), wanted)
 
 
 @pytest.mark.parametrize("error", [RunFailed("k: made to fail"), KeyboardInterrupt()])
-@pytest.mark.parametrize("method", ["run", "patch"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(Kernel, "start"), (Kernel, "patch"), (RunList, "start"), (RunList, "_finish")],
+)
 def test_after_a_failure_in_mid_pack_the_next_call_is_right(
-    opened: Embedder, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException
+    opened: Embedder,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type,
+    method: str,
+    error: BaseException,
 ) -> None:
     wanted = opened.embed(TEXTS)
-    real = getattr(Kernel, method)
-    for nth in (0, 5):
+    real = getattr(kind, method)
+    for nth in (0, 4):
         left = nth
 
-        def sometimes(self: Kernel, *args: Anything) -> None:
+        def sometimes(self: object, *args: Anything) -> Anything:
             nonlocal left
             left -= 1
+            if left < 0 and method != "_finish":
+                raise error
+            done = real(self, *args)
             if left < 0:
                 raise error
-            real(self, *args)
+            return done
 
+        opened.release()
         with monkeypatch.context() as patch:
-            patch.setattr(Kernel, method, sometimes)
+            patch.setattr(kind, method, sometimes)
             with pytest.raises(type(error)):
                 opened.embed(TEXTS)
         np.testing.assert_array_equal(opened.embed(TEXTS), wanted)
@@ -333,14 +349,107 @@ def test_a_closed_embedder_says_so(tiny_bundle: Path) -> None:
 def test_another_process_is_told_to_open_its_own(
     opened: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "_pid", opened._pid - 1)
-    with pytest.raises(DeviceError, match=r"does not survive a fork"):
+    monkeypatch.setattr(opened._turns, "_pid", opened._turns._pid - 1)
+    for call in (lambda: opened.embed(TEXTS), opened.release):
+        with pytest.raises(DeviceError, match=r"does not survive a fork"):
+            call()
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have(
+    opened: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[object] = []
+
+    def child() -> None:
+        ended.append(opened.stats.texts)
+        with pytest.raises(DeviceError, match=r"does not survive a fork"):
+            opened.release()
+        opened.close()
+        ended.append("closed")
+
+    with opened._turns.take():  # as a thread of the parent may have it at the fork
+        monkeypatch.setattr(opened._turns, "_pid", opened._turns._pid - 1)
+        thread = threading.Thread(target=child, daemon=True)
+        thread.start()
+        thread.join(timeout=5)
+    assert ended == [0, "closed"]
+
+
+def test_a_signal_handler_reads_stats_and_is_refused_anything_else(
+    opened: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = opened.embed(TEXTS)
+    found: list[object] = []
+
+    def handler(*_: object) -> None:
+        found.append(opened.stats.packs)
+        for call in (lambda: opened.embed("a"), opened.release, opened.close):
+            try:
+                call()
+            except InputError as error:
+                found.append(str(error).partition(",")[0])
+
+    start = Kernel.start
+
+    def interrupted(*args: Anything, **kwargs: Anything) -> Anything:
+        if not found:
+            signal.raise_signal(signal.SIGUSR1)
+        return start(*args, **kwargs)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    # A thread that hangs would hang the tests: an alarm ends them.
+    alarm = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60)
+    try:
+        monkeypatch.setattr(Kernel, "start", interrupted)
+        np.testing.assert_array_equal(opened.embed(TEXTS), wanted)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, alarm)
+        signal.signal(signal.SIGUSR1, before)
+    assert found == [1, *["this Embedder is in use by this very thread"] * 3]
+    assert opened.stats.packs == 2
+
+
+@pytest.mark.parametrize(
+    ("bundle", "error", "words"),
+    [
+        (3, InputTypeError, "bundle=3: int, wanted a path as str"),
+        (b"folder", InputTypeError, "bundle=b'folder': bytes, wanted a path as str"),
+        ("a\0b", InputError, "a NUL in a path"),
+        ("a" * 5000, BundleError, "a: no such folder, wanted a bundle"),
+    ],
+)
+def test_a_bundle_that_is_no_path_is_refused(
+    bundle: Anything, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Embedder(bundle, "emulated")
+
+
+def test_a_text_without_a_token_is_named(opened: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tokenizers.Tokenizer.from_file(str(opened.bundle.path / "tokenizer.json"))
+    bare.post_processor = tokenizers.processors.TemplateProcessing("$0", "$A $B", [])
+    limited = Tokenizer.limited("tokenizer.json", bare, copy.deepcopy(bare), 128)
+    monkeypatch.setattr(opened, "_tokenizer", limited)
+    assert opened.tokenize(["a", ""])[1] == []
+    with pytest.raises(InputError, match=r"texts\[1\]: 0 tokens, wanted at least one"):
+        opened.embed(["a", "", "b"])
+
+
+def test_a_zero_vector_of_a_model_that_normalizes_is_never_returned(
+    opened: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = opened._model.pool  # type: ignore[attr-defined]
+
+    def second_is_zero(*args: Anything) -> Anything:
+        pooled = pool(*args)
+        pooled[1] = 0
+        return pooled
+
+    monkeypatch.setattr(opened._model, "pool", second_is_zero)
+    with pytest.raises(DeviceError, match=r"^texts\[\d\]: its vector is not finite, or zero"):
         opened.embed(TEXTS)
-    with opened._lock:  # as a thread of the parent may have held it at the fork
-        closing = threading.Thread(target=opened.close, daemon=True)
-        closing.start()
-        closing.join(timeout=5)
-        assert not closing.is_alive()
 
 
 def test_what_cannot_be_opened_is_a_typed_error(tiny_bundle: Path, tmp_path: Path) -> None:

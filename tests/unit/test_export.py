@@ -21,9 +21,9 @@ from safetensors.numpy import load_file
 from npu_embed.bf16 import round_f32, to_f32
 from npu_embed.emulator import txn, xclbin
 from npu_embed.errors import FetchError, InputError
-from npu_embed.export import bert, export_checkpoint, exporter
-from npu_embed.export.reference import BertReference, BertShape
-from npu_embed.export.xclbins import gemm_xclbin, mha_xclbin
+from npu_embed.exporters import bert, export_checkpoint, exporter
+from npu_embed.exporters.reference import BertReference, BertShape
+from npu_embed.exporters.xclbins import gemm_xclbin, mha_xclbin
 from npu_embed.manifest import Manifest, verify_sha256
 from npu_embed.specs import Specs, check_words, parse_specs
 from npu_embed.tensors import Tensors, open_tensors

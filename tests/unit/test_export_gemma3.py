@@ -18,14 +18,15 @@ from npu_embed.bf16 import round_f32, to_bf16, to_f32
 from npu_embed.bundle import Bundle
 from npu_embed.emulator import xclbin
 from npu_embed.errors import BundleError, InputError
-from npu_embed.export import export_checkpoint, gemma3_text, selfcheck
-from npu_embed.export.checkpoint import open_checkpoint
-from npu_embed.export.gemma3_config import gemma3_config
-from npu_embed.export.gemma_reference import AttentionShape, Dense, GemmaReference, GemmaShape
+from npu_embed.exporters import export_checkpoint, gemma3_text, selfcheck
+from npu_embed.exporters.checkpoint import open_checkpoint
+from npu_embed.exporters.gemma3_config import gemma3_config
+from npu_embed.exporters.gemma_reference import AttentionShape, Dense, GemmaReference, GemmaShape
 
 # Two float computations of a unit vector in different orders; Hugging Face's is in float32.
 REFERENCE_TOLERANCE = 1e-5
 LAYERS = 6
+LONGEST_CHUNKS = 4  # hold the longest text
 LONGEST = 20  # the first of the references that is longer than any window
 
 F32 = NDArray[np.float32]
@@ -34,7 +35,7 @@ F32 = NDArray[np.float32]
 @pytest.fixture(autouse=True)
 def _little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer streams and texts for the bundles of single tests."""
-    monkeypatch.setattr(gemma3_text, "MAX_CHUNKS", 1)
+    monkeypatch.setattr(gemma3_text, "MAX_CHUNKS", LONGEST_CHUNKS)
     monkeypatch.setattr(selfcheck, "self_check_texts", lambda _: ("a cat", "two cats " * 20))
 
 
@@ -47,7 +48,7 @@ def weights() -> dict[str, F32]:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The tiny checkpoint's bundle, only to be read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemma3_text, "MAX_CHUNKS", 2)
+        patch.setattr(gemma3_text, "MAX_CHUNKS", LONGEST_CHUNKS)
         out = tmp_path_factory.mktemp("gemma3") / "bundle"
         return Bundle.open(export_checkpoint(TINY_GEMMA3, out))
 
@@ -160,7 +161,7 @@ def test_the_gemms_fit_each_others_buffers(bundle: Bundle) -> None:
         "dense.0": (128, 192, 128, 192, 192),
         "dense.1": (192, 128, 192, 128, 128),
     }
-    assert {len(g.insts) for g in gemms} == {2}
+    assert {len(g.insts) for g in gemms} == {LONGEST_CHUNKS}
 
 
 def test_attention_reads_q_k_and_v_where_the_host_puts_them(bundle: Bundle) -> None:
@@ -376,6 +377,7 @@ ROPE = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta
         ({"rope_parameters": ..., "rope_theta": 1e6}, "rope_local_base_freq missing, wanted a num"),
         ({"sliding_window": None}, "sliding_window missing, wanted an integer >= 1"),
         ({"max_position_embeddings": 128}, "max_seq_length 256, wanted at most max_position"),
+        ({"query_pre_attn_scalar": 10**400}, "00, wanted a number > 0"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0, wanted a number > 0"),
     ],
 )

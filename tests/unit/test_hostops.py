@@ -12,6 +12,7 @@ from npu_embed.hostops import (
     layer_norm,
     max_pool,
     mean_pool,
+    rms_norm,
     row_numbers,
     unit_rows,
 )
@@ -56,6 +57,29 @@ def test_layer_norm_eps_counts() -> None:
     np.testing.assert_allclose(found, [[2**-0.5, -(2**-0.5)]], rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (700, 64), (1, 3, 8), (90, 5, 128)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rms_norm_is_the_formula_over_the_last_axis(shape: tuple[int, ...], weighted: bool) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    weight = np.random.default_rng(1).standard_normal(shape[1:]).astype(np.float32)
+    y = x.astype(np.float64)
+    wanted = y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + 0.25) * (weight if weighted else 1)
+    kept = x.copy()
+    found = rms_norm(x, weight if weighted else None, 0.25)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=8 * TOLERANCE)
+    np.testing.assert_array_equal(x, kept)
+
+
+def test_rms_norm_may_overwrite_a_part_of_an_array_and_only_that() -> None:
+    x = np.random.default_rng(0).standard_normal((300, 6, 32)).astype(np.float32)
+    wanted, rest = rms_norm(x[:, 1:4].copy(), None, 1e-6), x[:, 4:].copy()
+    part = x[:, 1:4]
+    assert rms_norm(part, None, 1e-6, out=part) is part
+    np.testing.assert_array_equal(x[:, 1:4], wanted)
+    np.testing.assert_array_equal(x[:, 4:], rest)
+
+
 STARTS, LENGTHS = (0, 3, 4), (3, 1, 5)
 
 
@@ -86,12 +110,18 @@ def test_unit_rows_have_length_one_and_keep_their_direction() -> None:
     np.testing.assert_allclose(unit, wanted, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-30, 1e30])
-def test_unit_rows_of_the_smallest_and_largest_are_finite(scale: float) -> None:
-    x = np.full((1, 4), scale, np.float32)
-    unit = unit_rows(x)
-    assert np.isfinite(unit).all()
-    np.testing.assert_allclose(np.linalg.norm(unit), min(1.0, 2 * scale / 1e-12), rtol=1e-5)
+@pytest.mark.parametrize("scale", [6e-13, 1.0, 1e30])
+def test_unit_rows_of_the_smallest_and_largest_have_length_one(scale: float) -> None:
+    unit = unit_rows(np.full((1, 4), scale, np.float32))
+    assert float(np.linalg.norm(unit)) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [0.0, 4e-13, 1e-30, 3e38, np.inf, np.nan])
+def test_a_row_without_a_direction_is_nan_and_spoils_no_other(bad: float) -> None:
+    unit = unit_rows(np.array([[3, 4], [bad, bad], [0, 5]], np.float32))
+    assert np.isnan(unit[1]).all()
+    wanted = np.array([[0.6, 0.8], [0, 1]])
+    np.testing.assert_allclose(unit[[0, 2]], wanted, atol=TOLERANCE)
 
 
 def test_unit_rows_of_a_slice_does_not_touch_the_slice() -> None:

@@ -257,3 +257,14 @@ def test_a_damaged_bundle_is_an_error_with_file_and_line(copy: Path) -> None:
     assert (result.code, result.out) == (1, "")
     line = next(i for i, row in enumerate(text.splitlines(), 1) if row.startswith("gemm qkv"))
     assert f"manifest.txt:{line}: gemm M is '0'" in result.err
+
+
+def test_only_an_xclbin_may_be_large(tiny_bundle: Path, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    for content, most in ((b"", 16 << 20), (b"xclbin2\0", 256 << 20)):
+        large.write_bytes(content)
+        os.truncate(large, most + 1)
+        result = run("inspect", large)
+        assert result.code == 1
+        assert f"{most + 1} bytes, wanted" in result.err
+        assert f"at most {most}" in result.err

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from npu_embed.export.pack import block_bytes, geglu_pair, pack_gemm
+from npu_embed.exporters.pack import block_bytes, geglu_pair, pack_gemm
 
 
 def distinct_weights(k: int, n: int) -> NDArray[np.float32]:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npu_embed import records
 from npu_embed.errors import BundleError
 from npu_embed.records import (
     MAX_LINE_BYTES,
@@ -191,3 +192,10 @@ def test_too_long_or_not_encodable_records_are_not_written() -> None:
         write_records([make_param("x", "y" * MAX_LINE_BYTES)])
     with pytest.raises(BundleError, match="manifest to write:1: byte"):
         write_records([make_param("x", "\udc80")])
+
+
+def test_more_records_than_a_bundle_can_have_are_refused() -> None:
+    most = records.MAX_RECORDS
+    assert len(records.parse_records("a\n" * most)) == most
+    with pytest.raises(BundleError, match=rf"manifest.txt:{most + 1}: more than {most} records"):
+        records.parse_records("a\n" * (most + 1))

@@ -19,6 +19,11 @@ READERS: dict[str, Callable[[], object]] = {
     "NPU_EMBED_BUNDLE": settings.bundle,
     "NPU_EMBED_CACHE": settings.cache_dir,
     "NPU_EMBED_TIMEOUT_MS": settings.timeout_ms,
+    "NPU_EMBED_EVICTION": settings.eviction,
+    "NPU_EMBED_RUNLISTS": settings.runlists,
+    "NPU_EMBED_SLOT_WAIT_MS": settings.slot_wait_ms,
+    "NPU_EMBED_IDLE_RELEASE_MS": settings.idle_release_ms,
+    "NPU_EMBED_KERNELS": settings.kernels_dir,
     "NPU_EMBED_EMU_PROFILE": settings.emulator_profile,
     "NPU_EMBED_EMU_SLOTS": lambda: settings.emulator_slots(16),
     "NPU_EMBED_EMU_MODE": settings.emulator_mode,
@@ -39,12 +44,23 @@ def test_every_variable_is_listed_documented_and_tested() -> None:
     assert sorted(table) == sorted(settings.VARIABLES)
 
 
+def test_the_documentation_has_a_row_for_every_variable() -> None:
+    path = Path(__file__).parents[2] / "docs" / "environment.md"
+    rows = re.findall(r"^\| `(NPU_EMBED_\w+)` \|", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(settings.VARIABLES)
+
+
 @pytest.mark.parametrize(
     ("variable", "wanted"),
     [
         ("NPU_EMBED_DEVICE", "auto"),
         ("NPU_EMBED_BUNDLE", None),
         ("NPU_EMBED_TIMEOUT_MS", 10_000),
+        ("NPU_EMBED_EVICTION", "next-use"),
+        ("NPU_EMBED_RUNLISTS", "auto"),
+        ("NPU_EMBED_SLOT_WAIT_MS", 10_000),
+        ("NPU_EMBED_IDLE_RELEASE_MS", 0),
+        ("NPU_EMBED_KERNELS", None),
         ("NPU_EMBED_EMU_PROFILE", "npu2"),
         ("NPU_EMBED_EMU_SLOTS", 16),
         ("NPU_EMBED_EMU_MODE", "strict"),
@@ -72,6 +88,11 @@ def test_the_cache_is_the_users_own() -> None:
         ("NPU_EMBED_BUNDLE", "/some/bundle", Path("/some/bundle")),
         ("NPU_EMBED_CACHE", "/some/cache", Path("/some/cache")),
         ("NPU_EMBED_TIMEOUT_MS", "1", 1),
+        ("NPU_EMBED_EVICTION", "lru", "lru"),
+        ("NPU_EMBED_RUNLISTS", "off", "off"),
+        ("NPU_EMBED_SLOT_WAIT_MS", "0", 0),
+        ("NPU_EMBED_IDLE_RELEASE_MS", "500", 500),
+        ("NPU_EMBED_KERNELS", str(Path(__file__).parent), Path(__file__).parent),
         ("NPU_EMBED_EMU_PROFILE", "npu1", "npu1"),
         ("NPU_EMBED_EMU_SLOTS", "1", 1),
         ("NPU_EMBED_EMU_MODE", "loose", "loose"),
@@ -99,6 +120,13 @@ def test_a_variable_is_read_when_it_is_asked_for(
         ("NPU_EMBED_EMU_MODE", "lax", "'lax': unknown memory mode, wanted 'strict' or 'loose'."),
         ("NPU_EMBED_TIMEOUT_MS", "0", "NPU_EMBED_TIMEOUT_MS='0': not an integer >= 1"),
         ("NPU_EMBED_TIMEOUT_MS", "1.5", "'1.5': not an integer >= 1"),
+        ("NPU_EMBED_EVICTION", "mru", "NPU_EMBED_EVICTION='mru': unknown eviction policy, wanted"),
+        ("NPU_EMBED_RUNLISTS", "yes", "'yes': unknown runlists setting, wanted 'auto', 'on' or"),
+        ("NPU_EMBED_KERNELS", "/nonexistent", "NPU_EMBED_KERNELS='/nonexistent': no such folder"),
+        ("NPU_EMBED_TIMEOUT_MS", "1000000001", "'1000000001': not an integer >= 1 and <= 10000000"),
+        ("NPU_EMBED_EMU_SLOTS", "9" * 400, "9': not an integer >= 1 and <= 1000000000; set such"),
+        ("NPU_EMBED_SLOT_WAIT_MS", "-1", "'-1': not an integer >= 0"),
+        ("NPU_EMBED_IDLE_RELEASE_MS", "soon", "'soon': not an integer >= 0"),
         ("NPU_EMBED_EMU_SLOTS", "0", "'0': not an integer >= 1"),
         ("NPU_EMBED_EMU_SLOTS", "-1", "'-1': not an integer >= 1"),
         ("NPU_EMBED_EMU_SLOTS", "many", "'many': not an integer >= 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,15 @@ def test_another_process_counts(folder: Path) -> None:
     table.release(3)
 
 
+def test_a_slot_given_back_is_another_processs_to_take(folder: Path) -> None:
+    table = slots.table(folder)
+    assert [table.acquire(2), table.acquire(2)] == [0, 1]
+    table.release(0)
+    with another_process(folder, 2, 2) as process:
+        assert held(process) == [0]
+    table.release(1)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_process_frees_its_slots_at_once(folder: Path, how: signal.Signals) -> None:
     table = slots.table(folder)
@@ -177,14 +187,15 @@ def test_a_forked_child_neither_owns_nor_frees_its_parents_slots(folder: Path) -
     child = os.fork()
     if child == 0:
         try:
+            seen = table.holders(2) == {0: os.getppid()}
             table.release(0)
-            found = f"{table.acquire(2)} {table.acquire(2)}"
+            found = f"{seen} {table.acquire(2)} {table.acquire(2)}"
             os.write(writes, found.encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(writes)
-    assert os.read(reads, 100) == b"1 None"
+    assert os.read(reads, 100) == b"True 1 None"
     os.close(reads)
     assert table.holders(2) == {0: os.getpid()}, "the child's own slot went with it"
     table.release(0)
@@ -346,3 +357,54 @@ def test_release_of_what_is_not_held_is_nothing(folder: Path) -> None:
         assert held(process) == [0, 1, 2, 3]
         table.release(3)
         assert table.acquire(4) is None
+
+
+def test_a_table_cut_short_while_it_is_used_is_no_bus_error(folder: Path) -> None:
+    table = slots.table(folder)
+    assert table.take_the_array(1)
+    os.truncate(folder / "slots", 0)
+    assert table.take_the_array(1)
+    assert not table.take_the_array(1)
+    assert table.acquire(16) == 0
+    table.release(0)
+
+
+def test_a_table_removed_by_a_cleaner_is_followed_to_the_new_one(folder: Path) -> None:
+    table = slots.table(folder)
+    assert table.acquire(16) == 0
+    (folder / "slots").unlink()
+    with another_process(folder, 16, 2) as process:  # makes the table anew
+        assert held(process) == [0, 1]
+        assert table.acquire(16) == 2
+        assert table.holders(16) == {0: os.getpid(), 1: process.pid, 2: os.getpid()}
+        table.release(0)  # through the old table
+        assert table.holders(16) == {0: process.pid, 1: process.pid, 2: os.getpid()}
+        table.release(2)
+        assert table.holders(16) == {0: process.pid, 1: process.pid}
+
+
+def test_a_slot_of_a_removed_table_is_given_back_there(folder: Path) -> None:
+    table = slots.table(folder)
+    assert [table.acquire(16), table.acquire(16)] == [0, 1]
+    old = table._fd
+    (folder / "slots").unlink()
+    assert table.acquire(16) == 2
+    table.release(0)
+    ask = (
+        "from npu_embed.emulator.slots import *\n"
+        f"print([lock_holder({old}, FIRST_SLOT_OFFSET + s, 1) for s in range(3)])"
+    )
+    told = subprocess.run([sys.executable, "-c", ask], pass_fds=[old], capture_output=True)
+    assert told.stdout.decode().strip() == f"[None, {os.getpid()}, None]"
+    table.release(1)  # the last one there
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(old)
+    table.release(2)
+
+
+def test_a_table_removed_with_its_folder_is_made_anew(folder: Path) -> None:
+    table = slots.table(folder)
+    shutil.rmtree(folder)
+    assert table.acquire(16) == 0
+    assert (folder / "slots").is_file()
+    table.release(0)

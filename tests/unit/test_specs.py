@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from npu_embed.errors import BundleError
@@ -227,3 +229,19 @@ def test_a_word_past_the_stream_is_refused(words: int, message: str) -> None:
 
 def test_words_inside_the_stream_are_accepted() -> None:
     check_words(specs(MHA128).mhas[0], 22)
+
+
+def test_one_stream_is_not_of_two_numbers_of_chunks() -> None:
+    with pytest.raises(BundleError, match=r"manifest.txt:6: gemm_chunks qkv 3 insts is q2"):
+        specs(GEMM + CHUNK2 + CHUNK3.replace("insts=q3", "insts=q2"))
+
+
+def test_many_chunks_are_read_in_the_time_of_their_lines() -> None:
+    count = 20_000
+    lines = [
+        f"gemm_chunks qkv {n} insts=q{n} a_elems={n * 2048} c_elems={n * 6144}\n"
+        for n in range(2, count + 1)
+    ]
+    begun = time.perf_counter()
+    assert len(gemm(GEMM + "".join(lines)).insts) == count
+    assert time.perf_counter() - begun < 3

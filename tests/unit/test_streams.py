@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from npu_embed.emulator import txn
-from npu_embed.export.descriptors import Channel, ShimBd, Transfer
-from npu_embed.export.streams import active_columns, gemm_stream, head_shares, mha_stream
+from npu_embed.exporters.descriptors import Channel, ShimBd, Transfer
+from npu_embed.exporters.streams import active_columns, gemm_stream, head_shares, mha_stream
 
 Indices = NDArray[np.int64]
 

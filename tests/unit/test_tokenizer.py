@@ -10,7 +10,16 @@ import tokenizers
 
 from npu_embed.errors import BundleError, InputError, InputTypeError
 from npu_embed.tensors import open_safetensors
-from npu_embed.tokenizer import Encoded, Tokenizer, as_texts, check_text, iter_texts
+from npu_embed.tokenizer import (
+    BATCH_CHARACTERS,
+    BATCH_TEXTS,
+    Encoded,
+    Tokenizer,
+    as_texts,
+    check_text,
+    in_batches,
+    iter_texts,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 FILE = DATA / "tiny-bert" / "tokenizer.json"
@@ -110,6 +119,31 @@ def test_no_texts_are_no_ids() -> None:
 def test_the_counts_of_the_file_are_known() -> None:
     loaded = tokenizer()
     assert (loaded.max_tokens, loaded.special_tokens, loaded.vocab_size) == (MAX, 2, 1000)
+
+
+M = BATCH_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("lengths", "prompt", "wanted"),
+    [
+        ([], 0, []),
+        ([0], 0, [1]),
+        ([1] * (BATCH_TEXTS + 1), 0, [BATCH_TEXTS, 1]),
+        ([M], 0, [1]),
+        ([M - 1, 1, 1], 0, [2, 1]),
+        ([3 * M, 3 * M], 0, [1, 1]),
+        ([1, 3 * M, 1, 1], 0, [1, 1, 2]),
+        ([1, 1, 1], M // 2 - 1, [2, 1]),
+    ],
+)
+def test_a_batch_is_bounded_by_texts_and_by_characters(
+    lengths: list[int], prompt: int, wanted: list[int]
+) -> None:
+    texts = ["x" * length for length in lengths]
+    batches = list(in_batches(texts, prompt))
+    assert [len(batch) for batch in batches] == wanted
+    assert [text for batch in batches for text in batch] == texts
 
 
 def test_threads_share_a_tokenizer() -> None:

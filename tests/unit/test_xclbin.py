@@ -1,3 +1,4 @@
+import os
 import struct
 import uuid
 from collections.abc import Callable
@@ -541,3 +542,17 @@ def test_mutated_files_raise_nothing_but_xclbin_errors(
 @given(st.dictionaries(st.sampled_from([2, 6, 7, 8, 32]), st.binary(max_size=300), min_size=1))
 def test_random_sections_raise_nothing_but_xclbin_errors(content: dict[int, bytes]) -> None:
     survives(container(content))
+
+
+def test_a_file_larger_than_any_xclbin_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.xclbin"
+    path.write_bytes(b"xclbin2\0")
+    os.truncate(path, xclbin.MAX_FILE_BYTES + 1)
+    with pytest.raises(xclbin.XclbinError, match="268435457 bytes, wanted at most 268435456"):
+        xclbin.read(path)
+
+
+def test_a_fifo_is_no_xclbin_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(xclbin.XclbinError, match="not a regular file"):
+        xclbin.read(tmp_path / "fifo")
