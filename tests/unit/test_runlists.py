@@ -162,6 +162,9 @@ def test_one_that_nobody_waited_for_stays_busy_and_alive(log: Log) -> None:
     with pytest.raises(KeyboardInterrupt):
         made.start().wait()
     assert made.busy
+    waits = log.count("wait")
+    made.settle()
+    assert log.count("wait") == waits, "it may never end"
     made.release()
     assert not any(entry.startswith("free") for entry in log)
 
