@@ -203,5 +203,5 @@ def _check_options(batch_size: object, others: dict[str, object]) -> None:
                 "show_progress_bar, normalize_embeddings or truncate_dim."
             )
         only, instead = _FIXED[name]
-        if value != only:
+        if type(value) is not type(only) or value != only:  # an array has no one truth
             raise InputError(f"encode({name}={value!r}): wanted {only!r}; {instead}.")

@@ -189,3 +189,8 @@ def test_an_unknown_prompt_of_embed_lists_the_names(open_with: Open) -> None:
 def test_every_method_says_what_it_gives() -> None:
     for name, method in inspect.getmembers(queries.Queries, inspect.isfunction):
         assert inspect.getdoc(method), name
+
+
+def test_an_array_as_an_option_is_refused_like_any_other_value(tiny_bundle: Path) -> None:
+    with Embedder(tiny_bundle, device="emulated") as e, pytest.raises(InputError, match="float32"):
+        e.encode("a", precision=np.zeros(3))
