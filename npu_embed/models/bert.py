@@ -223,5 +223,7 @@ class Bert:
         return layer_norm(x, norm.weight, norm.bias, self.layer_norm_eps)
 
     def close(self) -> None:
-        """Release kernels and contexts."""
+        """Release kernels and contexts, then the weights' and the rows' buffers."""
         self.npu.close()
+        self._layers.clear()
+        self._slots.clear()

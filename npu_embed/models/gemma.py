@@ -384,5 +384,7 @@ class Gemma(ABC):
             self.add(p, layer.post_feedforward_norm, len(down))
 
     def close(self) -> None:
-        """Release kernels and contexts."""
+        """Release kernels and contexts, then the weights' and the rows' buffers."""
         self.npu.close()
+        self._layers.clear()
+        self._slots.clear()

@@ -28,6 +28,7 @@ from npu_embed.errors import (
     SettingError,
 )
 from npu_embed.kernels import Kernel
+from npu_embed.models.bert import Bert
 from npu_embed.runlists import RunList
 from npu_embed.tokenizer import Tokenizer
 from npu_embed.trace import Timing
@@ -515,3 +516,13 @@ def test_closing_under_a_running_thread_ends_it_with_a_typed_error(tiny_bundle: 
     made.close()
     thread.join(timeout=10)
     assert [str(e) for e in errors] == ["this Embedder is closed; open another one."]
+
+
+def test_close_frees_the_buffers_of_weights_and_rows(tiny_bundle: Path) -> None:
+    embedder = Embedder(tiny_bundle, device="emulated")
+    embedder.embed("a")
+    model = embedder._model
+    embedder.close()
+    assert isinstance(model, Bert)
+    assert model._layers == []
+    assert model._slots == []
