@@ -426,31 +426,6 @@ def test_nobody_gives_a_turn_before_its_own_is_over(
     assert rig.session.counters.loads == 2, "nobody waits any more"
 
 
-def test_swaps_do_not_make_a_turn_longer(
-    make: MakeRig, tiny_bundle: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contexts, "TURN_S", 0.2)
-    monkeypatch.setenv("NPU_EMBED_SLOT_WAIT_MS", "0")
-    slots(1)
-    rig = make(tiny_bundle)
-    rig.gemm()
-    given: list[int] = []
-    real = Contexts.unload_all
-
-    def unload_all(self: Contexts) -> int:
-        given.append(real(self))
-        return given[-1]
-
-    monkeypatch.setattr(Contexts, "unload_all", unload_all)
-    deadline = time.monotonic() + 10
-    with line(rig.session.lock_folder).stand():
-        while not given and time.monotonic() < deadline:
-            rig.mha()
-            rig.gemm()
-    assert given == [1]
-    assert rig.session.counters.swaps > 1
-
-
 @pytest.mark.parametrize("ours", [0, 1])
 def test_a_turn_begins_when_a_context_was_waited_for(
     make: MakeRig, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, ours: int
