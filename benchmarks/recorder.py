@@ -111,7 +111,7 @@ class _Recorder:
         specs = self._npu.bundle.specs
         if isinstance(run, GemmRun):
             gemm = specs.gemms[run.key]
-            return Gemm(gemm.chunks_for(run.rows) * gemm.M, gemm.K, gemm.N, gemm.n_out)
+            return Gemm(gemm.stream_for(run.rows).rows, gemm.K, gemm.N, gemm.n_out)
         bucket = specs.mha_for(run.rows, run.name)
         assert bucket is not None  # it ran
         params = self._npu.bundle.manifest

@@ -120,8 +120,8 @@ class Bundle:
                     f"{xclbin.MAX_FILE_BYTES}; re-export the bundle."
                 )
         for gemm in self.specs.all_gemms:
-            for file in gemm.insts:
-                self._stream_bytes(file, gemm.line)
+            for stream in gemm.streams:
+                self._stream_bytes(stream.insts, stream.line)
             of_images = self.published and gemm.key.startswith(published.VISION)
             if gemm.max_rows < self.max_rows and not of_images:
                 raise BundleError(
@@ -185,8 +185,9 @@ class Bundle:
         """A spec's instruction stream, decoded once to see that it is one and is this spec's.
 
         Raises:
-            BundleError: as `decoded_stream`; or a GEMM's is for another number of rows, an MHA's
-                words to patch are not what the record says.
+            BundleError: as `decoded_stream`; or a GEMM's is for another number of rows or reads
+                other weights than its other streams, an MHA's words to patch are not what the
+                record says.
         """
         if (known := self._streams.get((spec.line, file))) is not None:
             return known
@@ -194,6 +195,8 @@ class Bundle:
         if isinstance(spec, GemmSpec):
             exact = not self.published  # which does not say how many columns are results
             problem = streamcheck.find_problem(spec, file, stream, exact=exact)
+            if problem is None and exact:
+                problem = self._weights_problem(spec, file, stream)
         else:
             problem = wordcheck.find_problem(spec, stream, self.no_window)
         if problem:
@@ -234,14 +237,27 @@ class Bundle:
             )
         return data, stream
 
+    def _weights_problem(self, gemm: GemmSpec, file: str, stream: txn.Stream) -> str | None:
+        """What is wrong with how much a stream reads of B, given what the first one loaded read."""
+        found = streamcheck.packed_bytes(stream)
+        wanted = self._packed_bytes.setdefault(gemm.line, found)
+        if found is None or wanted is None or found == wanted:
+            return None
+        return (
+            f"{file}: reads {found} bytes of B, wanted {wanted} as the other streams of gemm "
+            f"{gemm.key} (manifest.txt:{gemm.stream_of(file).line}); re-export the bundle."
+        )
+
     def packed_bytes(self, gemm: GemmSpec) -> int | None:
         """How many bytes of packed weights a GEMM's streams read; None where that is not known.
+
+        In the published layout, the shortest of them.
 
         Raises:
             BundleError: as `stream`.
         """
         if gemm.line not in self._packed_bytes:
-            stream = txn.decode(self.stream(gemm, gemm.insts[0]))
+            stream = txn.decode(self.stream(gemm, gemm.streams[0].insts))
             self._packed_bytes[gemm.line] = streamcheck.packed_bytes(stream)
         return self._packed_bytes[gemm.line]
 

@@ -16,8 +16,8 @@ Words = tuple[int, int]  # valid keys, window
 class GemmRun:
     """c[:rows] = epilogue(a[:rows, col:col+K] B + bias), by the shortest stream that fits.
 
-    a, c: row buffers; w: the packed B. Rows of c past `rows` up to a multiple of M are
-    overwritten with what follows from whatever a holds there.
+    a, c: row buffers; w: the packed B. Rows of c past `rows`, up to the stream's, are overwritten
+    with what follows from whatever a holds there.
     """
 
     key: str
@@ -34,13 +34,13 @@ class GemmRun:
             ValueError: more rows than the longest stream, or views that leave the buffers.
         """
         spec = specs.gemms[self.key]
-        chunks = spec.chunks_for(self.rows)
+        stream = spec.stream_for(self.rows)
         views = (
-            self.a.view(0, self.col, spec.a_elems[chunks - 1]),
+            self.a.view(0, self.col, stream.a_elems),
             self.w.view(0, self.w.size),
-            self.c.view(0, 0, spec.c_elems[chunks - 1]),
+            self.c.view(0, 0, stream.c_elems),
         )
-        return Step(spec, spec.kernel_id(chunks), spec.insts[chunks - 1], views, None)
+        return Step(spec, stream.kernel_id, stream.insts, views, None)
 
     def results(self) -> tuple[Rows, int, int]:
         """(buffer, first row, rows) of what it computes."""

@@ -133,7 +133,7 @@ def _check_hashes(path: Path, manifest: Manifest) -> Iterator[Outcome]:
 
 def _check_streams(bundle: Bundle) -> Iterator[Outcome]:
     streams: list[tuple[GemmSpec | MhaSpec, str]] = [
-        (gemm, file) for gemm in bundle.specs.all_gemms for file in gemm.insts
+        (gemm, stream.insts) for gemm in bundle.specs.all_gemms for stream in gemm.streams
     ]
     streams += [(mha, mha.insts) for mha in bundle.specs.all_mhas]
     failed = 0

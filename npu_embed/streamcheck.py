@@ -109,15 +109,15 @@ def find_problem(gemm: GemmSpec, file: str, stream: txn.Stream, *, exact: bool) 
     found = words_out(stream)
     if found is None:
         return None
-    rows = (gemm.insts.index(file) + 1) * gemm.M
+    told = gemm.stream_of(file)
     columns = gemm.n_out if exact else min(gemm.n_out, gemm.N // 2)
-    wanted = rows * columns // WORD_ELEMS
+    wanted = told.rows * columns // WORD_ELEMS
     if found == wanted or (found > wanted and not exact):
         return None
     least = "" if exact else "at least "
     return (
-        f"{file}: writes {found} words of C, wanted {least}{wanted} for {rows} rows of "
-        f"{columns} columns (manifest.txt:{gemm.line}, gemm {gemm.key}); "
+        f"{file}: writes {found} words of C, wanted {least}{wanted} for {told.rows} rows "
+        f"of {columns} columns (manifest.txt:{told.line}, gemm {gemm.key}); "
         "re-export the bundle."
     )
 

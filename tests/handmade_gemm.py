@@ -28,13 +28,17 @@ from npu_embed.emulator import txn
 
 @dataclass(frozen=True)
 class Tiles:
-    """The compile-time constants of a GEMM; small ones, so that every edge is near."""
+    """The compile-time constants of a GEMM; small ones, so that every edge is near.
+
+    row_tile 0: the program takes no run-time word 5.
+    """
 
     columns: int = 3
     core_rows: int = 2
     rows_per_core: int = 4
     k_tile: int = 16
     n_tile: int = 16
+    row_tile: int = 0
 
     @property
     def rows(self) -> int:
@@ -43,6 +47,7 @@ class Tiles:
 
     def bench(self) -> Bench:
         """An array with this program."""
+        of_rows = {"row_tile": self.row_tile} if self.row_tile else {}
         return Bench(
             program="gemm",
             columns=self.columns,
@@ -50,6 +55,7 @@ class Tiles:
             rows_per_core=self.rows_per_core,
             k_tile=self.k_tile,
             n_tile=self.n_tile,
+            **of_rows,
         )
 
 
@@ -80,7 +86,10 @@ def packed(b: F32, bias: F32 | None, tiles: Tiles) -> U16:
 
 @dataclass(frozen=True)
 class Gemm:
-    """A GEMM's sizes, and the stream that runs it. n_blocks: blocks of each active column."""
+    """A GEMM's sizes, and the stream that runs it. n_blocks: blocks of each active column.
+
+    rows_word: run-time word 5, the rows a core computes; None = not written.
+    """
 
     tiles: Tiles
     chunks: int
@@ -91,6 +100,7 @@ class Gemm:
     lda: int = 0  # elements; 0 = no gap
     c_stride: int = 0
     ragged: bool = False  # the same words by descriptors that allow no view
+    rows_word: int | None = None
 
     @property
     def k(self) -> int:
@@ -108,9 +118,19 @@ class Gemm:
         return self.tiles.n_tile // 2 if self.epilogue == 3 else self.tiles.n_tile
 
     @property
+    def rows_per_core(self) -> int:
+        """Rows of a chunk that each core computes."""
+        return self.rows_word or self.tiles.rows_per_core
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk."""
+        return self.tiles.core_rows * self.rows_per_core
+
+    @property
     def rows(self) -> int:
         """Rows of A and C."""
-        return self.chunks * self.tiles.rows
+        return self.chunks * self.chunk_rows
 
     @property
     def a_stride(self) -> int:
@@ -127,7 +147,9 @@ class Gemm:
         ops = []
         for col in range(self.tiles.columns):
             blocks = self.n_blocks[col] if col < len(self.n_blocks) else 0
-            values = (self.chunks, self.k_blocks, blocks, self.epilogue, int(self.bias))
+            values = [self.chunks, self.k_blocks, blocks, self.epilogue, int(self.bias)]
+            if self.rows_word is not None:
+                values.append(self.rows_word)
             for row in range(self.tiles.core_rows):
                 ops += [rtp(col, row, word, value) for word, value in enumerate(values)]
         return ops
@@ -136,13 +158,13 @@ class Gemm:
         """Core row `row`'s A."""
         t = self.tiles
         words = bd(
-            t.rows_per_core * self.k // 2,
+            self.rows_per_core * self.k // 2,
             (t.k_tile // 2, 1),
-            (t.rows_per_core, self.a_stride // 2),
+            (self.rows_per_core, self.a_stride // 2),
             t.k_tile // 2,
-            (self.chunks, t.rows * self.a_stride // 2),
+            (self.chunks, self.chunk_rows * self.a_stride // 2),
         )
-        offset = row * t.rows_per_core * self.a_stride * 2
+        offset = row * self.rows_per_core * self.a_stride * 2
         return Push(row, "MM2S0", 0, words, offset, self.chunks, 0)
 
     def b_push(self, col: int) -> Push:
@@ -154,14 +176,13 @@ class Gemm:
 
     def c_push(self, col: int) -> Push:
         """Column `col`'s results."""
-        t = self.tiles
         width = self.n_blocks[col] * self.n_out // 2
         words = bd(
-            t.rows * width,
+            self.chunk_rows * width,
             (width, 1),
-            (t.rows, self.out_stride // 2),
+            (self.chunk_rows, self.out_stride // 2),
             1,
-            (self.chunks, t.rows * self.out_stride // 2),
+            (self.chunks, self.chunk_rows * self.out_stride // 2),
         )
         offset = sum(self.n_blocks[:col]) * self.n_out * 2
         return Push(col, "S2MM0", 2, words, offset, self.chunks, 2)

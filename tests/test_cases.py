@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gemma_checkpoints import TINY_GEMMA3
 from numpy.typing import NDArray
 from references import NEAR_BITS, TINY, UNIT_TOLERANCE
 from tokenizers import Tokenizer
@@ -113,7 +114,22 @@ def test_a_text_in_each_of_the_buckets_is_the_same(engine: Embedder, tiny_bundle
             other.bundle.specs = replace(whole, buckets=shorter)
             check_near(other.embed(texts), wanted)
         loads = other.stats.loads
-    assert loads == 3 * len(texts) + 4  # each length in each longer bucket, and the four gemms
+    assert loads == 7 * len(texts) + 4  # each length in each longer bucket, and the four gemms
+
+
+def test_a_text_in_each_stream_of_a_gemm_is_the_same(tiny_bundle: Path) -> None:
+    text = "two cats on a sofa"
+    with Embedder(tiny_bundle, "emulated") as other:
+        wanted = other.embed(text)
+        whole = other.bundle.specs
+        for rows in (32, 48, 64, 96, 128):
+            longer = {
+                key: replace(gemm, streams=tuple(s for s in gemm.streams if s.rows >= rows))
+                for key, gemm in whole.gemms.items()
+            }
+            other.bundle.specs = replace(whole, gemms=longer)
+            check_near(other.embed(text), wanted)
+        assert other.stats.loads == 1 + 4 * 6  # one bucket, and four gemms in six streams
 
 
 def test_two_threads_of_100_texts_get_each_their_own(engine: Embedder) -> None:
@@ -144,6 +160,12 @@ def test_a_word_50_times_is_finite_and_the_same_each_time(engine: Embedder, text
 
 
 # --- texts --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gemma3_engine(gemma3_bundle: Path) -> Iterator[Embedder]:
+    with Embedder(gemma3_bundle, "emulated") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +215,21 @@ def test_nothing_is_cut_at_a_nul(engine: Embedder) -> None:
     assert engine.tokenize("ab\u0000cd") != engine.tokenize("ab")
 
 
-def test_a_typed_special_token_takes_part(engine: Embedder) -> None:
-    assert np.abs(engine.embed("a [SEP] b") - engine.embed("a b")).max() > NEAR_BITS
+@pytest.mark.parametrize("token", ["[SEP]", "[CLS]", "[PAD]", "[MASK]"])
+def test_a_typed_special_token_takes_part(engine: Embedder, token: str) -> None:
+    found = engine.embed([f"a {token} b", "a b"])
+    assert np.abs(found[0] - found[1]).max() > NEAR_BITS
+
+
+@pytest.mark.parametrize(
+    "text", [*SPACES, "a <pad> b", "a <eos> b", "<bos>a", "caf\u00e9", "a\u0000b"]
+)
+def test_a_tokenizer_that_keeps_spaces_is_followed_too(gemma3_engine: Embedder, text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(TINY_GEMMA3 / "tokenizer.json"))
+    assert gemma3_engine.tokenize(text) == [tokenizer.encode(text).ids]
+    alone = gemma3_engine.embed(text)
+    assert np.isfinite(alone).all()
+    assert np.abs(alone - gemma3_engine.embed("a b")).max() > NEAR_BITS
 
 
 @pytest.mark.parametrize("text", ["ok\ud800bad", "\udfff"])
@@ -270,6 +305,12 @@ LIST = ["two cats", "a", "a red car"]
 )
 def test_an_iterable_of_str_is_as_a_list(engine: Embedder, texts: Anything) -> None:
     np.testing.assert_array_equal(engine.embed(texts), engine.embed(LIST))
+
+
+def test_a_pandas_column_is_read_by_position(engine: Embedder) -> None:
+    pandas = pytest.importorskip("pandas")
+    column = pandas.DataFrame({"text": ["left out", *LIST]}, index=[5, 7, 3, 7])["text"][1:]
+    np.testing.assert_array_equal(engine.embed(column), engine.embed(LIST))
 
 
 def test_generators_and_files_are_read_once_in_order(engine: Embedder) -> None:

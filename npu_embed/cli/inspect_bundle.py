@@ -11,7 +11,7 @@ from ..bundle import Bundle
 from ..emulator import xclbin
 from ..errors import BundleError
 from ..manifest import bundle_path
-from ..specs import GemmSpec, MhaSpec
+from ..specs import GemmSpec, GemmStream, MhaSpec
 from .inspect_xclbin import array_program, program_text
 from .output import print_table
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHOWN_WORDS = 4
 
 _GEMM_COLUMNS = ("key", "context", "chunks", "M", "K", "N", "n_out", "lda", "c_stride")
+_NO_ROWS = "none"
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -70,10 +71,11 @@ def show(out: Console, described: dict[str, Any], *, words: bool) -> None:
     print_table(
         out,
         "gemm kernels",
-        (*_GEMM_COLUMNS, "epilogue", "stream words"),
+        (*_GEMM_COLUMNS, "rows between", "epilogue", "stream words"),
         (
             (
                 *(gemm[c] for c in _GEMM_COLUMNS),
+                _between(gemm),
                 gemm["epilogue"] or "",
                 _range(gemm["stream_words"]),
             )
@@ -131,7 +133,7 @@ def _gemm(bundle: Bundle, gemm: GemmSpec) -> dict[str, Any]:
     return {
         "key": gemm.key,
         "context": gemm.ctx,
-        "chunks": len(gemm.insts),
+        "chunks": gemm.max_rows // gemm.M,
         "max_rows": gemm.max_rows,
         "M": gemm.M,
         "K": gemm.K,
@@ -139,9 +141,10 @@ def _gemm(bundle: Bundle, gemm: GemmSpec) -> dict[str, Any]:
         "n_out": gemm.n_out,
         "lda": gemm.lda,
         "c_stride": gemm.c_stride,
-        "a_elems": list(gemm.a_elems),
-        "c_elems": list(gemm.c_elems),
-        "stream_words": [_stream_words(bundle, gemm, file) for file in gemm.insts],
+        "rows": [stream.rows for stream in gemm.streams],
+        "a_elems": [stream.a_elems for stream in gemm.streams],
+        "c_elems": [stream.c_elems for stream in gemm.streams],
+        "stream_words": [_stream_words(bundle, stream) for stream in gemm.streams],
     }
 
 
@@ -155,14 +158,20 @@ def _mha(bundle: Bundle, mha: MhaSpec) -> dict[str, Any]:
         "k_elems": mha.k_elems,
         "v_elems": mha.v_elems,
         "o_elems": mha.o_elems,
-        "stream_words": _stream_words(bundle, mha, mha.insts),
+        "stream_words": _stream_words(bundle, mha),
         "kv_words": list(mha.kv_words),
         "win_words": list(mha.win_words),
     }
 
 
-def _stream_words(bundle: Bundle, spec: GemmSpec | MhaSpec, file: str) -> int:
-    return bundle_path(bundle.path, file, f"manifest.txt:{spec.line}").stat().st_size // 4
+def _stream_words(bundle: Bundle, stream: GemmStream | MhaSpec) -> int:
+    path = bundle_path(bundle.path, stream.insts, f"manifest.txt:{stream.line}")
+    return path.stat().st_size // 4
+
+
+def _between(gemm: dict[str, Any]) -> str:
+    """The rows of a GEMM's streams that are no whole chunks."""
+    return " ".join(str(rows) for rows in gemm["rows"] if rows % gemm["M"]) or _NO_ROWS
 
 
 def _epilogues(bundle: Bundle) -> dict[str, str | None]:

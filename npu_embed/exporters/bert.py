@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from .assemble import assemble
 from .bert_config import BertConfig, bert_config
+from .buckets import TEXT_STEPS, buckets_for
 from .checkpoint import Checkpoint
 from .geometry import K_TILE, N_TILE, NO_WINDOW, M, round_up
-from .kernels import Gemm, Mha, all_kernels, buckets_for
+from .kernels import Gemm, Mha, all_kernels
 from .pack import pack_gemm
 from .parts import Options, Parts, Progress
 from .reference import BertReference, BertShape
@@ -27,7 +28,6 @@ from .selfcheck import make_references
 from .weights import F32, Weights
 
 MAX_CHUNKS = 32
-BUCKETS = (16, 32, 64, 128, 256, 512)
 
 _TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 _HOST_TABLES = (
@@ -127,7 +127,7 @@ def bert_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -> 
         gemms,
         (mha,),
         max_chunks=MAX_CHUNKS,
-        buckets=buckets_for(config.max_tokens, BUCKETS),
+        buckets=buckets_for(config.max_tokens, TEXT_STEPS),
         target=options.target,
         progress=progress,
     )

@@ -10,7 +10,7 @@ from .checkpoint import Checkpoint
 from .geometry import Epilogue
 from .jsonfile import MAX_LAYERS, JsonFile
 
-MAX_TOKENS = 512  # the largest attention bucket
+MAX_TOKENS = 512  # attention has buckets up to here
 
 EPILOGUES = {
     "gelu": Epilogue.GELU_ERF,

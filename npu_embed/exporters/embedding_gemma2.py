@@ -21,6 +21,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .assemble import assemble
+from .buckets import TEXT_STEPS, buckets_for
 from .checkpoint import Checkpoint
 from .embedding_gemma2_config import (
     MODEL_TYPE,
@@ -39,7 +40,6 @@ from .gemma4_vision import (
 from .gemma4_vision_config import gemma4_vision_config
 from .gemma_config import ACTIVATION, FULL, KINDS, POOLING, SLIDING
 from .gemma_layers import (
-    BUCKETS,
     HOST_NORMS,
     MAX_CHUNKS,
     attention_gemms,
@@ -51,7 +51,7 @@ from .gemma_layers import (
 from .gemma_reference import AttentionShape, EmbeddingGemma2Reference, GemmaShape
 from .geometry import K_TILE, N_TILE, NO_WINDOW, Epilogue, M, round_up
 from .image_reference import image_references
-from .kernels import Gemm, all_kernels, buckets_for
+from .kernels import Gemm, all_kernels
 from .pack import pack_gemm
 from .parts import Options, Parts, Progress
 from .selfcheck import make_references
@@ -131,7 +131,7 @@ def embedding_gemma2_parts(checkpoint: Checkpoint, options: Options, progress: P
         _gemms(config),
         mhas,
         max_chunks=MAX_CHUNKS,
-        buckets=buckets_for(config.max_tokens, BUCKETS),
+        buckets=buckets_for(config.max_tokens, TEXT_STEPS),
         target=options.target,
         progress=progress,
     )

@@ -37,7 +37,7 @@ from .published import published_parts
 logger = logging.getLogger(__name__)
 
 # Counts up whenever the same checkpoint would give other bytes.
-EXPORTER_VERSION = 1
+EXPORTER_VERSION = 2
 
 FAMILIES: dict[str, Callable[[Checkpoint, Options, Progress], Parts]] = {
     **dict.fromkeys(BERT_FAMILIES, bert_parts),

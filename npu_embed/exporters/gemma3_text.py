@@ -11,12 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .assemble import assemble
+from .buckets import TEXT_STEPS, buckets_for
 from .checkpoint import Checkpoint
 from .dense import dense_gemms
 from .gemma3_config import MODEL_TYPE, Gemma3Config, gemma3_config
 from .gemma_config import ACTIVATION, FULL, POOLING, SLIDING
 from .gemma_layers import (
-    BUCKETS,
     HOST_NORMS,
     MAX_CHUNKS,
     attention_gemms,
@@ -27,7 +27,7 @@ from .gemma_layers import (
 )
 from .gemma_reference import AttentionShape, Dense, GemmaReference, GemmaShape
 from .geometry import NO_WINDOW, M
-from .kernels import all_kernels, buckets_for
+from .kernels import all_kernels
 from .pack import pack_gemm
 from .parts import Options, Parts, Progress
 from .selfcheck import References, make_references
@@ -85,7 +85,7 @@ def gemma3_parts(checkpoint: Checkpoint, options: Options, progress: Progress) -
         ),
         mhas,
         max_chunks=MAX_CHUNKS,
-        buckets=buckets_for(config.max_tokens, BUCKETS),
+        buckets=buckets_for(config.max_tokens, TEXT_STEPS),
         target=options.target,
         progress=progress,
     )

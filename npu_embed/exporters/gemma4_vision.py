@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .buckets import IMAGE_STEPS, buckets_for
 from .gemma4_vision_config import Gemma4VisionConfig
 from .gemma_layers import (
     HOST_NORMS,
@@ -26,7 +27,7 @@ from .gemma_layers import (
     packed_layer,
 )
 from .geometry import K_TILE, N_TILE, M, round_up
-from .kernels import Gemm, Kernels, Mha, all_kernels, buckets_for
+from .kernels import Gemm, Kernels, Mha, all_kernels
 from .pack import pack_gemm
 from .parts import Options, Progress
 from .weights import Weights
@@ -38,10 +39,6 @@ LINEAR = "linear."  # a projection's weight is in a module of its own
 PATCH = "vision_tower.patch_embedder.input_proj"
 POSITIONS = "vision_tower.patch_embedder.position_embedding_table"
 PROJECTION = "embed_vision.embedding_projection"
-
-# Images fill their budget of patches nearly, so that short buckets would never be used.
-BUCKET_ROWS = 128
-BUCKETS = tuple(range(BUCKET_ROWS, (1 << 14) + 1, BUCKET_ROWS))
 
 
 def vision_layer_name(layer: int) -> str:
@@ -136,7 +133,7 @@ def vision_kernels(
         gemms,
         mhas,
         max_chunks=chunks,
-        buckets=buckets_for(config.limits.max_patches, BUCKETS),
+        buckets=buckets_for(config.limits.max_patches, IMAGE_STEPS),
         target=options.target,
         progress=progress,
     )

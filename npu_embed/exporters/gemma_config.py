@@ -15,7 +15,7 @@ KINDS = {SLIDING: "sliding", FULL: "full"}  # the short forms that kernels and p
 ACTIVATION = "gelu_pytorch_tanh"
 POOLING = "mean"
 MAX_HEAD_DIM = 1024
-MAX_TOKENS = 2048  # the largest attention bucket
+MAX_TOKENS = 2048  # attention has buckets up to here
 DEFAULT_PATTERN = 6  # transformers: every 6th layer is full where nothing says otherwise
 
 

@@ -22,7 +22,6 @@ from .pack import U8, geglu_pair, pack_gemm
 from .weights import F32, Weights
 
 MAX_CHUNKS = 32
-BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 # Norms that stay on the host: those whose result a GEMM reads are folded into its B.
 HOST_NORMS = (

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 from ..records import FieldValue, Record, make_record
 from ..specs import DEFAULT_MHA
-from .geometry import Epilogue, M
+from .geometry import CORE_ROWS, Epilogue, M
 from .parts import Progress
 from .streams import gemm_stream, mha_stream
 
 GEMM_CTX, MHA_CTX = "gemm", "mha"
+# Rows of the streams between whole chunks -> in how many equal chunks. A chunk takes multiples of
+# CORE_ROWS * ROW_TILE = 16 rows: below 64 those are all there are, and 96 = 2 x 48 is all there is
+# in two chunks. B goes through the array once a chunk, so that no more chunks than whole ones would
+# take is worth it; and from 128 rows on, whole chunks compute at most a third in vain.
+ROWS_BETWEEN = {16: 1, 32: 1, 48: 1, 96: 2}
 TARGETS = {"npu2": 4, "npu1": 3}  # by name: the device generation in a stream's header
 
 
@@ -40,41 +45,60 @@ class Gemm:
     bias: bool = True
 
     def kernels(self, max_chunks: int, dev_gen: int) -> Kernels:
-        """Its streams for 1 to max_chunks chunks of M rows."""
+        """Its streams for 1 to max_chunks chunks of M rows, and for the rows between them."""
         records: list[Record] = []
         files: dict[str, bytes] = {}
+        told: dict[str, FieldValue] = {
+            "epilogue": self.epilogue.name.lower(),
+            "bias": int(self.bias),
+        }
         for n in range(1, max_chunks + 1):
-            insts = f"kernels/{self.key}_x{n}.insts.bin"
-            stream = gemm_stream(
-                chunks=n,
-                k=self.K,
-                n=self.N,
-                lda=self.lda,
-                c_stride=self.c_stride,
-                epilogue=self.epilogue,
-                bias=self.bias,
-                dev_gen=dev_gen,
-            )
-            files[insts] = stream.encode()
-            width = self.N // 2 if self.epilogue is Epilogue.GEGLU_PAIR else self.N
-            extents = {
-                "a_elems": (n * M - 1) * self.lda + self.K,
-                "c_elems": (n * M - 1) * self.c_stride + width,
-            }
+            views = self._views(f"{self.key}_x{n}", n, M, files, dev_gen)
             if n > 1:
-                records.append(make_record("gemm_chunks", self.key, n, insts=insts, **extents))
+                records.append(make_record("gemm_chunks", self.key, n, **views))
                 continue
-            shape = {"M": M, "K": self.K, "N": self.N, "lda": self.lda, "c_stride": self.c_stride}
-            if width != self.N:
-                shape["n_out"] = width
-            told: dict[str, FieldValue] = {
-                "epilogue": self.epilogue.name.lower(),
-                "bias": int(self.bias),
-            }
+            insts, shape = views.pop("insts"), self._shape()
             records.append(
-                make_record("gemm", self.key, ctx=GEMM_CTX, insts=insts, **shape, **extents, **told)
+                make_record("gemm", self.key, ctx=GEMM_CTX, insts=insts, **shape, **views, **told)
             )
+        for rows, n in ROWS_BETWEEN.items():
+            if rows < max_chunks * M:
+                views = self._views(f"{self.key}_r{rows}", n, rows // n, files, dev_gen)
+                records.append(make_record("gemm_rows", self.key, rows, **views))
         return Kernels(tuple(records), files)
+
+    @property
+    def _width(self) -> int:
+        """Columns of C that are results."""
+        return self.N // 2 if self.epilogue is Epilogue.GEGLU_PAIR else self.N
+
+    def _shape(self) -> dict[str, int]:
+        shape = {"M": M, "K": self.K, "N": self.N, "lda": self.lda, "c_stride": self.c_stride}
+        return shape if self._width == self.N else {**shape, "n_out": self._width}
+
+    def _views(
+        self, name: str, chunks: int, chunk_rows: int, files: dict[str, bytes], dev_gen: int
+    ) -> dict[str, str | int]:
+        """The fields of a stream's record: its file, which is added to files, and its views."""
+        insts = f"kernels/{name}.insts.bin"
+        stream = gemm_stream(
+            chunks=chunks,
+            k=self.K,
+            n=self.N,
+            lda=self.lda,
+            c_stride=self.c_stride,
+            epilogue=self.epilogue,
+            bias=self.bias,
+            dev_gen=dev_gen,
+            rows_per_core=chunk_rows // CORE_ROWS,
+        )
+        files[insts] = stream.encode()
+        last = chunks * chunk_rows - 1
+        return {
+            "insts": insts,
+            "a_elems": last * self.lda + self.K,
+            "c_elems": last * self.c_stride + self._width,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +194,3 @@ def all_kernels(
         files.update(made.files)
     progress("kernels", total, total)
     return Kernels(tuple(records), files)
-
-
-def buckets_for(max_tokens: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The bucket sizes up to the first that holds max_tokens.
-
-    Raises:
-        ValueError: none holds it.
-    """
-    if max_tokens > sizes[-1]:
-        raise ValueError(f"buckets: {max_tokens} tokens, wanted at most {sizes[-1]}")
-    return tuple(size for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] < max_tokens)

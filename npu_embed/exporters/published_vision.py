@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..bf16 import to_bf16
 from ..errors import BundleError
 from ..records import make_record
+from .buckets import IMAGE_STEPS, buckets_for
 from .gemma4_vision import (
-    BUCKETS,
     LINEAR,
     PATCH,
     POSITIONS,
@@ -27,7 +27,7 @@ from .gemma4_vision import (
 from .gemma4_vision_config import Gemma4VisionConfig
 from .gemma_layers import attention_kernels, packed_layer
 from .geometry import K_TILE, N_TILE, Epilogue, M, round_up
-from .kernels import Gemm, Kernels, Mha, all_kernels, buckets_for
+from .kernels import Gemm, Kernels, Mha, all_kernels
 from .pack import pack_gemm
 from .parts import Options, Progress
 from .selfcheck import References
@@ -89,7 +89,7 @@ def vision_kernels(
     )
     projection = Gemm("v_ev", K=d, N=soft, lda=d, c_stride=soft, bias=False)
     mha = attention_kernels(config.heads)
-    buckets = buckets_for(config.limits.max_patches, BUCKETS)
+    buckets = buckets_for(config.limits.max_patches, IMAGE_STEPS)
     chunks = vision_chunks(config, at_least=1)
     soft_tokens = chunks * M // config.limits.pooling_kernel_size**2
     soft_chunks = -(-soft_tokens // M)

@@ -18,10 +18,10 @@ from .geometry import (
     K_TILE,
     N_TILE,
     NO_WINDOW,
+    ROW_TILE,
     ROWS_PER_CORE,
     RTP_OFFSET,
     Epilogue,
-    M,
 )
 from .pack import block_bytes
 
@@ -65,23 +65,25 @@ def active_columns(n_blocks: int) -> int:
     return max(c for c in range(1, COLUMNS + 1) if n_blocks % c == 0)
 
 
-def _chunk_stride(chunks: int, row_elems: int) -> int:
+def _chunk_stride(chunks: int, chunk_rows: int, row_elems: int) -> int:
     """Words from one chunk to the next; a single chunk has no next, however wide its rows."""
-    return M * row_elems // 2 if chunks > 1 else 1
+    return chunk_rows * row_elems // 2 if chunks > 1 else 1
 
 
-def _c_bd(width: int, c_stride: int, chunks: int) -> ShimBd:
-    """M rows of `width` elements at c_stride; a wide row is cut into equal parts that fit d0."""
+def _c_bd(width: int, c_stride: int, chunks: int, chunk_rows: int) -> ShimBd:
+    """A chunk's rows of `width` elements at c_stride; a wide row is cut into parts that fit d0."""
     row_words, stride = width // 2, c_stride // 2
     parts = next(
         p for p in range(1, row_words + 1) if row_words % p == 0 and row_words // p <= MAX_SIZE
     )
-    iteration = {"iterations": chunks, "iteration_stride": _chunk_stride(chunks, c_stride)}
+    iteration_stride = _chunk_stride(chunks, chunk_rows, c_stride)
+    iteration = {"iterations": chunks, "iteration_stride": iteration_stride}
+    length = chunk_rows * row_words
     if parts == 1:
-        return ShimBd(M * row_words, d0_size=row_words, d1_size=M, d1_stride=stride, **iteration)
+        return ShimBd(length, d0_size=row_words, d1_size=chunk_rows, d1_stride=stride, **iteration)
     part_words = row_words // parts
     return ShimBd(
-        M * row_words,
+        length,
         d0_size=part_words,
         d1_size=parts,
         d1_stride=part_words,
@@ -99,11 +101,12 @@ def gemm_stream(
     epilogue: int,
     bias: bool,
     dev_gen: int,
+    rows_per_core: int = ROWS_PER_CORE,
 ) -> txn.Stream:
-    """C = epilogue(A B + bias) over chunks * 64 rows; bo0 = A, bo1 = packed B, bo2 = C.
+    """C = epilogue(A B + bias) over chunks * 4 * rows_per_core rows; bo0 = A, bo1 = B, bo2 = C.
 
     k and n are whole tiles (64). A has lda elements a row, C has c_stride; a GeGLU pair writes
-    n / 2 columns, everything else n.
+    n / 2 columns, everything else n. B is packed.
 
     Raises:
         ValueError: a size is not what the array or a descriptor field takes.
@@ -112,6 +115,12 @@ def gemm_stream(
     _multiple(where, "k", k, K_TILE)
     _multiple(where, "n", n, N_TILE)
     _even(where, lda=lda, c_stride=c_stride)
+    _multiple(where, "rows_per_core", rows_per_core, ROW_TILE)
+    if rows_per_core > ROWS_PER_CORE:
+        raise ValueError(
+            f"{where}: rows_per_core is {rows_per_core}, wanted at most {ROWS_PER_CORE}"
+        )
+    chunk_rows = CORE_ROWS * rows_per_core
     epilogue = Epilogue(epilogue)
     k_blocks, n_blocks = k // K_TILE, n // N_TILE
     columns = active_columns(n_blocks)
@@ -124,27 +133,28 @@ def gemm_stream(
         )
 
     a_bd = ShimBd(
-        ROWS_PER_CORE * k // 2,
+        rows_per_core * k // 2,
         d0_size=K_TILE // 2,
-        d1_size=ROWS_PER_CORE,
+        d1_size=rows_per_core,
         d1_stride=lda // 2,
         d2_stride=K_TILE // 2,
         iterations=chunks,
-        iteration_stride=_chunk_stride(chunks, lda),
+        iteration_stride=_chunk_stride(chunks, chunk_rows, lda),
     )
     column_bytes = blocks * block_bytes(k, bias)
     b_bd = ShimBd(column_bytes // 4)
-    c_bd = _c_bd(width, c_stride, chunks)
+    c_bd = _c_bd(width, c_stride, chunks, chunk_rows)
 
     ops: list[txn.Op] = []
     for col in range(COLUMNS):
         active = blocks if col < columns else 0
-        ops.extend(_write_rtps(col, (chunks, k_blocks, active, int(epilogue), int(bias))))
+        words = (chunks, k_blocks, active, int(epilogue), int(bias), rows_per_core)
+        ops.extend(_write_rtps(col, words))
     # Results first: a channel that waits for data costs nothing, data without a taker stalls.
     for col in range(columns):
         ops.extend(Transfer(col, Channel.S2MM0, 2, c_bd, _C, col * width * 2, chunks).ops())
     for col in range(COLUMNS):  # column r feeds core row r of every column, also where it is idle
-        row_bytes = col * ROWS_PER_CORE * lda * 2
+        row_bytes = col * rows_per_core * lda * 2
         ops.extend(Transfer(col, Channel.MM2S0, 0, a_bd, _A, row_bytes, chunks).ops())
     for col in range(columns):
         ops.extend(Transfer(col, Channel.MM2S1, 1, b_bd, _B, col * column_bytes, chunks).ops())

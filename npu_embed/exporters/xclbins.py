@@ -9,7 +9,16 @@ import json
 import struct
 
 from ..emulator import xclbin
-from .geometry import COLUMNS, CORE_ROWS, K_TILE, N_TILE, ROWS_PER_CORE, RTP_OFFSET, round_up
+from .geometry import (
+    COLUMNS,
+    CORE_ROWS,
+    K_TILE,
+    N_TILE,
+    ROW_TILE,
+    ROWS_PER_CORE,
+    RTP_OFFSET,
+    round_up,
+)
 
 KERNEL_NAME = "MLIR_AIE"
 
@@ -33,6 +42,7 @@ def gemm_xclbin() -> bytes:
         "columns": COLUMNS,
         "core_rows": CORE_ROWS,
         "rows_per_core": ROWS_PER_CORE,
+        "row_tile": ROW_TILE,
         "k_tile": K_TILE,
         "n_tile": N_TILE,
         "rtp_offset": RTP_OFFSET,

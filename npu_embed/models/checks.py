@@ -63,7 +63,7 @@ def slice_sizes(key: str, gemm: GemmSpec, width: int) -> dict[str, tuple[int, in
     if count == 1:
         return {f"{key} K": (gemm.K, width, None)}
     # The last slice's view begins at its column and must end in the one row more.
-    room = min((n * gemm.M + 1) * gemm.lda - e for n, e in enumerate(gemm.a_elems, 1))
+    room = min((s.rows + 1) * gemm.lda - s.a_elems for s in gemm.streams)
     return {
         f"{key} K x {count} slices": (count * gemm.K, width, width),
         f"{key} lda of {count} slices": (gemm.lda, width, None),
@@ -83,12 +83,9 @@ def gemm_views(gemms: Iterable[GemmSpec]) -> None:
         BundleError: naming the record's line.
     """
     for g in gemms:
-        for name, views, stride in (
-            ("a_elems", g.a_elems, g.lda),
-            ("c_elems", g.c_elems, g.c_stride),
-        ):
-            for n, elems in enumerate(views, 1):
-                _view(g.line, f"gemm {g.key} {name}", elems, (n * g.M + 1) * stride)
+        for s in g.streams:
+            _view(s.line, f"gemm {g.key} a_elems", s.a_elems, (s.rows + 1) * g.lda)
+            _view(s.line, f"gemm {g.key} c_elems", s.c_elems, (s.rows + 1) * g.c_stride)
 
 
 def mha_views(buckets: Iterable[MhaSpec], qkv_stride: int, o_stride: int) -> None:
@@ -166,7 +163,7 @@ def buffer_sizes(
 
 
 def padded_rows(gemms: Iterable[GemmSpec], rows: int) -> int:
-    """Rows that hold `rows` rows in whole chunks of each GEMM."""
+    """Rows that hold `rows` rows in whole chunks of each GEMM, and so in the stream it takes."""
     return max(g.M * -(-rows // g.M) for g in gemms)
 
 

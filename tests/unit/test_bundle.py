@@ -87,6 +87,7 @@ def test_what_is_no_folder_is_told_how_to_be_made(tmp_path: Path) -> None:
         (removed(SAFETENSORS), r"tensors"),
         (removed("kernels/gemm.xclbin"), r"manifest.txt:\d+: 'kernels/gemm.xclbin': no such file"),
         (removed("kernels/o_x32.insts.bin"), r"manifest.txt:\d+: .*no such file"),
+        (removed("kernels/o_r48.insts.bin"), r"manifest.txt:\d+: .*o_r48.insts.bin.*no such file"),
         (_folder_for_file, r"not a regular file"),
         (_fifo, r"not a regular file"),
         (_link_out, r"a link that leads out of the bundle"),
@@ -94,6 +95,7 @@ def test_what_is_no_folder_is_told_how_to_be_made(tmp_path: Path) -> None:
         (replaced("kernels/gemm.xclbin MLIR", "/etc/passwd MLIR"), r"an absolute path"),
         (written("kernels/o_x1.insts.bin", b""), r"o_x1.insts.bin has 0 bytes"),
         (written("kernels/o_x1.insts.bin", bytes(18)), r"o_x1.insts.bin has 18 bytes"),
+        (written("kernels/o_r96.insts.bin", bytes(18)), r"o_r96.insts.bin has 18 bytes"),
         (written("kernels/mha_16.insts.bin", bytes(64)), r"mha 16 kv_words has word \d+"),
         (replaced("param target npu2", "param target npu7"), r"target npu7, wanted npu1 or npu2"),
         (
@@ -129,7 +131,7 @@ def test_a_file_that_vanishes_after_opening_is_a_bundle_error(tiny_copy: Path) -
     shutil.rmtree(tiny_copy / "kernels")
     gemm = bundle.specs.gemms["qkv"]
     with pytest.raises(BundleError, match=r"no such file"):
-        bundle.stream(gemm, gemm.insts[0])
+        bundle.stream(gemm, gemm.streams[0].insts)
     with pytest.raises(BundleError, match=r"no such file"):
         bundle.xclbin("gemm")
 
@@ -137,9 +139,10 @@ def test_a_file_that_vanishes_after_opening_is_a_bundle_error(tiny_copy: Path) -
 def test_a_stream_is_read_once(tiny_copy: Path) -> None:
     bundle = Bundle.open(tiny_copy)
     gemm = bundle.specs.gemms["qkv"]
-    first = bundle.stream(gemm, gemm.insts[0])
-    (tiny_copy / gemm.insts[0]).unlink()
-    assert bundle.stream(gemm, gemm.insts[0]) is first
+    file = gemm.streams[0].insts
+    first = bundle.stream(gemm, file)
+    (tiny_copy / file).unlink()
+    assert bundle.stream(gemm, file) is first
     assert txn.decode(first).header.dev_gen == 4
 
 
@@ -266,6 +269,8 @@ def test_a_bundle_that_lacks_what_its_family_needs_is_refused(
     [
         ("a_elems=4096 c_elems=12288", "a_elems=9999 c_elems=12288", r"gemm qkv a_elems is 9999"),
         ("a_elems=4096 c_elems=12288", "a_elems=4096 c_elems=99999", r"gemm qkv c_elems is 99999"),
+        ("a_elems=1024 c_elems=3072", "a_elems=1089 c_elems=3072", r"gemm qkv a_elems is 1089"),
+        ("a_elems=1024 c_elems=3072", "a_elems=1024 c_elems=3265", r"gemm qkv c_elems is 3265"),
         (" o_elems=", " o_elems=9", r"mha \d+ o_elems is 9\d+, wanted at most"),
         (" q_elems=", " q_elems=9", r"mha \d+ q_elems is 9\d+, wanted at most"),
         (" k_elems=", " k_elems=9", r"mha \d+ k_elems is 9\d+, wanted at most"),

@@ -34,7 +34,7 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_loaded_until_it_runs(rig: Rig) -> None:
     assert rig.session.counters.loads == 0
     rig.gemm()
-    assert rig.kernels() == {"qkv"}
+    assert rig.kernels() == {"qkv_r16"}
     rig.gemm()
     assert rig.session.counters.loads == 1
     assert rig.session.counters.runs == 2
@@ -44,7 +44,7 @@ def test_kernels_of_one_context_share_it(rig: Rig) -> None:
     rig.gemm()
     rig.gemm(key="o")
     rig.gemm(rows=65)
-    assert rig.kernels() == {"qkv", "o", "qkv_x2"}
+    assert rig.kernels() == {"qkv_r16", "o_r16", "qkv_r96"}
     assert len(rig.npu.loaded()) == 1
 
 
@@ -59,7 +59,7 @@ def test_in_one_slot_each_change_of_context_is_a_swap(
         assert rig.session.counters.swaps == swaps
         np.testing.assert_array_equal(rig.gemm(), first)
         assert rig.session.counters.swaps == swaps + 1
-        assert rig.kernels() == {"qkv"}
+        assert rig.kernels() == {"qkv_r16"}
     assert rig.session.counters.switches == 6
 
 
@@ -105,7 +105,7 @@ def test_no_more_is_dropped_than_needed(make: MakeRig, split_bundle: Path, slots
     rig.gemm(key="o")
     rig.mha()
     assert rig.session.counters.swaps == 1
-    assert rig.kernels() == {"o", "mha_16"}, "the one used last must not go"
+    assert rig.kernels() == {"o_r16", "mha_16"}, "the one used last must not go"
 
 
 def _delete(bundle: Path) -> None:
@@ -183,7 +183,7 @@ def test_machine_code_on_the_emulator_evicts_nothing_and_says_why(
     with pytest.raises(Exception, match=r"holds code for real AIE cores"):
         rig.mha()
     assert rig.session.counters.swaps == 0
-    assert rig.kernels() == {"qkv"}
+    assert rig.kernels() == {"qkv_r16"}
 
 
 @pytest.mark.usefixtures("no_wait")
@@ -317,13 +317,13 @@ def test_what_is_loaded_is_told_and_unloaded_by_name(rig: Rig) -> None:
     wanted = rig.gemm(), rig.mha(3), rig.mha(5)
     rig.gemm(rows=65)
     assert rig.npu.loaded() == {
-        "kernels/gemm.xclbin": ["qkv", "qkv_x2"],
+        "kernels/gemm.xclbin": ["qkv_r16", "qkv_r96"],
         "kernels/mha.xclbin": ["mha_16"],
     }
-    rig.npu.unload("qkv_x2")
-    assert rig.npu.loaded()["kernels/gemm.xclbin"] == ["qkv"]
+    rig.npu.unload("qkv_r96")
+    assert rig.npu.loaded()["kernels/gemm.xclbin"] == ["qkv_r16"]
     rig.npu.unload("mha_16")  # both copies, and with the last kernel its context
-    assert rig.npu.loaded() == {"kernels/gemm.xclbin": ["qkv"]}
+    assert rig.npu.loaded() == {"kernels/gemm.xclbin": ["qkv_r16"]}
     rig.npu.unload("gemm")
     assert rig.npu.loaded() == {}
     for found, right in zip((rig.gemm(), rig.mha(3), rig.mha(5)), wanted, strict=True):
@@ -336,7 +336,7 @@ def test_unloading_what_is_not_loaded_says_what_is(rig: Rig, key: str) -> None:
     with pytest.raises(InputError, match=rf"unload\('{key}'\): not loaded; loaded are no kernels"):
         rig.npu.unload(key)
     rig.gemm()
-    with pytest.raises(InputError, match=r"not loaded; loaded are qkv\."):
+    with pytest.raises(InputError, match=r"not loaded; loaded are qkv_r16\."):
         rig.npu.unload(key)
 
 

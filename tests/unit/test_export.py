@@ -22,6 +22,7 @@ from npu_embed.bf16 import round_f32, to_f32
 from npu_embed.emulator import txn, xclbin
 from npu_embed.errors import FetchError, InputError
 from npu_embed.exporters import bert, export_checkpoint, exporter
+from npu_embed.exporters.kernels import Gemm
 from npu_embed.exporters.reference import BertReference, BertShape
 from npu_embed.exporters.xclbins import gemm_xclbin, mha_xclbin
 from npu_embed.manifest import Manifest, verify_sha256
@@ -130,9 +131,14 @@ def test_the_specs_describe_four_gemms_and_the_buckets(specs: Specs) -> None:
     }
     assert all(g.max_rows == 2048 for g in specs.gemms.values())
     down = specs.gemms["down"]
-    assert down.a_elems[1] == 127 * 192 + 192
-    assert down.c_elems[1] == 127 * 64 + 64
-    assert [m.rows for m in specs.mhas] == [16, 32, 64, 128]
+    between = [(s.kernel_id, s.rows) for s in down.streams if s.rows % 64]
+    assert between == [("down_r16", 16), ("down_r32", 32), ("down_r48", 48), ("down_r96", 96)]
+    whole = [s.rows for s in down.streams if s.rows % 64 == 0]
+    assert whole == list(range(64, 2049, 64))
+    assert [(s.a_elems, s.c_elems) for s in down.streams] == [
+        ((s.rows - 1) * 192 + 192, (s.rows - 1) * 64 + 64) for s in down.streams
+    ]
+    assert [m.rows for m in specs.mhas] == [16, 32, 48, 64, 80, 96, 112, 128]
     mha = specs.mhas[0]
     assert (mha.q_elems, mha.k_elems, mha.v_elems, mha.o_elems) == (
         15 * 192 + 64,
@@ -142,21 +148,30 @@ def test_the_specs_describe_four_gemms_and_the_buckets(specs: Specs) -> None:
     )
 
 
-def test_every_stream_decodes_and_runs_the_chunks_its_record_says(
-    bundle: Path, specs: Specs
-) -> None:
+def test_every_stream_decodes_and_runs_the_rows_its_record_says(bundle: Path, specs: Specs) -> None:
     for gemm in specs.gemms.values():
-        for n, insts in enumerate(gemm.insts, 1):
-            stream = txn.decode((bundle / insts).read_bytes())
-            first = stream.ops[0]
-            assert isinstance(first, txn.Write)
-            assert first.value == n
+        for told in gemm.streams:
+            stream = txn.decode((bundle / told.insts).read_bytes())
+            rtp = [op.value for op in stream.ops[:6] if isinstance(op, txn.Write)]
+            assert len(rtp) == 6
+            assert rtp[0] * 4 * rtp[5] == told.rows
+            assert rtp[0] == -(-told.rows // 64), "as many chunks as whole ones would take"
     for mha in specs.mhas:
         data = (bundle / mha.insts).read_bytes()
         check_words(mha, len(data) // 4)
         words = np.frombuffer(data, dtype="<u4")
         assert (words[list(mha.kv_words)] == mha.rows).all()
         assert (words[list(mha.win_words)] == 0xFFFFFFFF).all()
+
+
+@pytest.mark.parametrize(("chunks", "rows"), [(1, [16, 32, 48]), (2, [16, 32, 48, 96])])
+def test_rows_between_chunks_are_fewer_than_those_of_all_chunks(
+    chunks: int, rows: list[int]
+) -> None:
+    made = Gemm("o", K=64, N=64, lda=64, c_stride=64).kernels(chunks, dev_gen=4)
+    found = [r.field_int(1, "KEY ROWS") for r in made.records if r.tag == "gemm_rows"]
+    assert found == rows
+    assert len(made.files) == chunks + len(rows)
 
 
 def test_views_hold_every_byte_their_stream_moves(bundle: Path, specs: Specs) -> None:

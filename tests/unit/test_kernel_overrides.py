@@ -14,7 +14,7 @@ from npu_embed.bundle import Bundle
 from npu_embed.emulator import txn
 from npu_embed.errors import BundleError, RunFailed
 
-QKV = "qkv_x1.insts.bin"
+QKV = "qkv_r16.insts.bin"  # of the few rows of a rig's plain run
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_what_the_folder_has_is_used_and_said_once(
     assert rig.bundle.xclbin("mha") == overrides / "mha.xclbin"
     assert rig.bundle.xclbin("gemm") == tiny_bundle / "kernels/gemm.xclbin"
     for _ in range(2):
-        with pytest.raises(RunFailed, match="qkv: the run ended in TIMEOUT"):
+        with pytest.raises(RunFailed, match="qkv_r16: the run ended in TIMEOUT"):
             rig.gemm()
     rig.gemm(rows=65)
     said = [r.getMessage() for r in caplog.records if r.name == "npu_embed"]

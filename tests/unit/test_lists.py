@@ -190,7 +190,7 @@ def test_kept_lists_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_list_goes_with_a_kernel_it_runs(rig: Rig) -> None:
     wanted = chained(rig)
-    rig.npu.unload("up_x2")
+    rig.npu.unload("up_r96")
     assert not the_context(rig)._lists
     np.testing.assert_array_equal(chained(rig), wanted)
 
@@ -293,7 +293,7 @@ def test_a_check_that_could_not_be_made_is_made_the_next_time(rig: Rig) -> None:
     short = rig.session.buffer(4096)
     broken = [rig.gemm_run("up"), rig.gemm_run("down")]
     broken[1] = type(broken[1])("down", rig.inner, short, rig.out, 3)
-    with pytest.raises(RunFailed, match=r"down: the run ended in ERROR"):
+    with pytest.raises(RunFailed, match=r"down_r16: the run ended in ERROR"):
         rig.npu.submit(broken)
     before = rig.session.counters.runs
     chained(rig)
@@ -342,7 +342,7 @@ def test_a_fault_in_a_later_run_is_a_failed_run_and_the_next_call_is_right(
     runs[1] = type(runs[1])("down", rig.inner, rig.session.buffer(4096), rig.out, 70)
     flight = rig.npu.submit(runs)
     for _ in range(2):
-        with pytest.raises(RunFailed, match=r"down_x2.*(did not complete|ended in ERROR)"):
+        with pytest.raises(RunFailed, match=r"down_r96.*(did not complete|ended in ERROR)"):
             flight.wait()
     np.testing.assert_array_equal(chained(rig), wanted)
 
@@ -354,7 +354,7 @@ def test_runs_started_before_one_that_could_not_be_are_waited_for(
     real = Kernel.start
 
     def start(self: Kernel, views: Sequence[View]) -> Flight:
-        if self.name == "down":
+        if self.name == "down_r16":
             raise RunFailed("down: could not be started")
         return real(self, views)
 
@@ -424,10 +424,12 @@ def test_a_list_that_is_refused_names_its_kernels_and_the_setting(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pyxrt, "runlist", Refused)
-    with pytest.raises(RunFailed, match=r"^up, down: .*NPU_EMBED_RUNLISTS=off.*err=-22") as failed:
+    with pytest.raises(
+        RunFailed, match=r"^up_r16, down_r16: .*NPU_EMBED_RUNLISTS=off.*err=-22"
+    ) as failed:
         rig.npu.submit([rig.gemm_run("up"), rig.gemm_run("down")])
     assert "..." not in str(failed.value)
-    with pytest.raises(RunFailed, match=r"^up, down, qkv, \.\.\.: "):
+    with pytest.raises(RunFailed, match=r"^up_r16, down_r16, qkv_r16, \.\.\.: "):
         rig.npu.submit([rig.gemm_run(key) for key in ("up", "down", "qkv", "o")])
     assert rig.session.counters.runs == rig.session.counters.runlists == 0
 

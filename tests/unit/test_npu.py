@@ -59,7 +59,15 @@ def test_a_bundle_for_another_npu_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("rows", "kernel"), [(1, "qkv"), (64, "qkv"), (65, "qkv_x2"), (256, "qkv_x4")]
+    ("rows", "kernel"),
+    [
+        (1, "qkv_r16"),
+        (48, "qkv_r48"),
+        (64, "qkv"),
+        (65, "qkv_r96"),
+        (97, "qkv_x2"),
+        (256, "qkv_x4"),
+    ],
 )
 def test_a_gemm_runs_the_shortest_stream_that_holds_the_rows(
     rig: Rig, rows: int, kernel: str
@@ -68,16 +76,19 @@ def test_a_gemm_runs_the_shortest_stream_that_holds_the_rows(
     assert rig.kernels() == {kernel}
 
 
-def test_a_row_is_the_same_bits_in_every_chunk_count(rig: Rig) -> None:
+def test_a_row_is_the_same_bits_in_every_stream(rig: Rig) -> None:
     long = rig.gemm(rows=256)
-    for rows in (1, 64, 65, 130):
+    for rows in (1, 17, 33, 64, 65, 128, 130):
         np.testing.assert_array_equal(rig.gemm(rows=rows), long[:rows])
 
 
-def test_a_gemm_leaves_the_rows_past_its_chunks(rig: Rig) -> None:
+@pytest.mark.parametrize(("rows", "computed"), [(3, 16), (40, 48), (64, 64), (70, 96), (100, 128)])
+def test_a_gemm_leaves_the_rows_past_its_streams(rig: Rig, rows: int, computed: int) -> None:
     rig.qkv.put(np.ones((256, 3 * HIDDEN), np.float32))
-    rig.gemm(rows=3)
-    assert (rig.qkv.get(192, row=64) == 1).all()
+    rig.gemm(rows=rows)
+    left = rig.qkv.get(256) == 1
+    assert left[computed:].all()
+    assert not left[:computed].all(axis=1).any()
 
 
 @pytest.mark.parametrize("rows", [0, -1, 2049])
@@ -96,7 +107,7 @@ def test_a_gemm_that_leaves_a_buffer_is_refused_before_it_runs(rig: Rig) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "kernel"), [(1, "mha_16"), (16, "mha_16"), (17, "mha_32"), (65, "mha_128")]
+    ("rows", "kernel"), [(1, "mha_16"), (16, "mha_16"), (17, "mha_32"), (65, "mha_80")]
 )
 def test_attention_runs_in_the_shortest_bucket(rig: Rig, rows: int, kernel: str) -> None:
     rig.mha(rows)
@@ -227,7 +238,7 @@ def test_a_window_that_is_no_word_is_refused(rig: Rig, window: int) -> None:
 def test_a_failed_run_is_an_error_and_the_next_is_right(rig: Rig) -> None:
     wanted = rig.gemm()
     too_short = rig.session.buffer(4096)
-    with pytest.raises(RunFailed, match=r"qkv: the run ended in ERROR"):
+    with pytest.raises(RunFailed, match=r"qkv_r16: the run ended in ERROR"):
         rig.npu.run_gemm("qkv", rig.x, 0, too_short, rig.qkv, 3)
     np.testing.assert_array_equal(rig.gemm(), wanted)
 

@@ -73,8 +73,8 @@ def test_the_exporter_writes_the_files_params_and_records_of_the_layout(
     assert found.param_ints("hd") == (32, 32, 32, 32, 32, 64)
     tags = {record.tag for record in found.records}
     assert tags == {
-        "version", "param", "xclbin", "gemm", "gemm_chunks", "mha", "prompt", "added", "ref",
-        "text", "tref", "sha256"
+        "version", "param", "xclbin", "gemm", "gemm_chunks", "gemm_rows", "mha", "prompt", "added",
+        "ref", "text", "tref", "sha256"
     }  # fmt: skip
     gemms = {record.fields[0]: record for record in found.tagged("gemm")}
     shapes = {key: tuple(r.get_int(n) for n in ("K", "N", "lda")) for key, r in gemms.items()}

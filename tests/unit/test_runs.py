@@ -12,20 +12,29 @@ BF16_BYTES = 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "name", "chunks"),
-    [(1, "qkv", 1), (64, "qkv", 1), (65, "qkv_x2", 2), (256, "qkv_x4", 4)],
+    ("rows", "name", "file", "computed"),
+    [
+        (1, "qkv_r16", "qkv_r16", 16),
+        (16, "qkv_r16", "qkv_r16", 16),
+        (17, "qkv_r32", "qkv_r32", 32),
+        (48, "qkv_r48", "qkv_r48", 48),
+        (49, "qkv", "qkv_x1", 64),
+        (65, "qkv_r96", "qkv_r96", 96),
+        (97, "qkv_x2", "qkv_x2", 128),
+        (256, "qkv_x4", "qkv_x4", 256),
+    ],
 )
-def test_a_gemm_takes_the_shortest_stream_and_views_as_long_as_its_chunks(
-    rig: Rig, rows: int, name: str, chunks: int
+def test_a_gemm_takes_the_shortest_stream_and_views_as_long_as_its_rows(
+    rig: Rig, rows: int, name: str, file: str, computed: int
 ) -> None:
     step = GemmRun("qkv", rig.x, rig.weights["qkv"], rig.qkv, rows).step(
         rig.bundle.specs, NO_WINDOW
     )
-    assert (step.name, step.file) == (name, f"kernels/qkv_x{chunks}.insts.bin")
+    assert (step.name, step.file) == (name, f"kernels/{file}.insts.bin")
     a, w, c = step.views
-    assert (a.offset, a.size) == (0, chunks * 64 * HIDDEN * BF16_BYTES)
+    assert (a.offset, a.size) == (0, computed * HIDDEN * BF16_BYTES)
     assert (w.offset, w.size) == (0, rig.weights["qkv"].size)
-    assert (c.offset, c.size) == (0, chunks * 64 * 3 * HIDDEN * BF16_BYTES)
+    assert (c.offset, c.size) == (0, computed * 3 * HIDDEN * BF16_BYTES)
     assert step.words is None
     with pytest.raises(AssertionError):
         step.patch()
@@ -42,6 +51,7 @@ def test_a_gemm_may_begin_at_a_column(rig: Rig) -> None:
         (1, None, 0, "mha_16", (1, NO_WINDOW)),
         (16, 0, 5, "mha_16", (16, 0)),
         (17, 3, 7, "mha_32", (17, 3)),
+        (33, None, 0, "mha_48", (33, NO_WINDOW)),
         (128, None, 0, "mha_128", (128, NO_WINDOW)),
     ],
 )

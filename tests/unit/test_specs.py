@@ -4,7 +4,7 @@ import pytest
 
 from npu_embed.errors import BundleError
 from npu_embed.manifest import Manifest
-from npu_embed.specs import GemmSpec, Specs, check_words, parse_specs
+from npu_embed.specs import GemmSpec, GemmStream, Specs, check_words, parse_specs
 
 HEAD = (
     "version 1\nxclbin gemm kernels/gemm.xclbin MLIR_AIE\nxclbin mha kernels/mha.xclbin MLIR_AIE\n"
@@ -12,6 +12,8 @@ HEAD = (
 GEMM = "gemm qkv ctx=gemm insts=q1 M=64 K=32 N=96 lda=32 c_stride=96 a_elems=2048 c_elems=6144\n"
 CHUNK2 = "gemm_chunks qkv 2 insts=q2 a_elems=4096 c_elems=12288\n"
 CHUNK3 = "gemm_chunks qkv 3 insts=q3 a_elems=6144 c_elems=18432\n"
+ROWS16 = "gemm_rows qkv 16 insts=r16 a_elems=512 c_elems=1536\n"
+ROWS96 = "gemm_rows qkv 96 insts=r96 a_elems=3072 c_elems=9216\n"
 MHA = "q_elems=9 k_elems=8 v_elems=7 o_elems=6 kv_words=10,20 win_words=11,21\n"
 MHA128 = f"mha 128 ctx=mha insts=m128 {MHA}"
 FULL = GEMM + CHUNK2 + CHUNK3 + MHA128
@@ -27,24 +29,42 @@ def gemm(text: str) -> GemmSpec:
 
 def test_a_gemm_gathers_the_streams_of_its_chunks() -> None:
     spec = gemm(FULL)
-    assert (spec.ctx, spec.insts) == ("gemm", ("q1", "q2", "q3"))
+    assert (spec.ctx, spec.line) == ("gemm", 4)
     assert (spec.M, spec.K, spec.N, spec.lda, spec.c_stride, spec.n_out) == (64, 32, 96, 32, 96, 96)
-    assert spec.a_elems == (2048, 4096, 6144)
-    assert spec.c_elems == (6144, 12288, 18432)
-    assert spec.line == 4
+    assert spec.streams == (
+        GemmStream("qkv", 64, "q1", 2048, 6144, 4),
+        GemmStream("qkv_x2", 128, "q2", 4096, 12288, 5),
+        GemmStream("qkv_x3", 192, "q3", 6144, 18432, 6),
+    )
 
 
-def test_rows_need_as_many_chunks_as_hold_them() -> None:
-    spec = gemm(FULL)
+def test_streams_of_rows_between_chunks_stand_among_them_by_their_rows() -> None:
+    spec = gemm(GEMM + CHUNK2 + CHUNK3 + ROWS16 + ROWS96 + MHA128)
+    assert [(s.kernel_id, s.rows, s.insts, s.line) for s in spec.streams] == [
+        ("qkv_r16", 16, "r16", 7),
+        ("qkv", 64, "q1", 4),
+        ("qkv_r96", 96, "r96", 8),
+        ("qkv_x2", 128, "q2", 5),
+        ("qkv_x3", 192, "q3", 6),
+    ]
+    assert (spec.streams[0].a_elems, spec.streams[0].c_elems) == (512, 1536)
     assert spec.max_rows == 192
-    assert [spec.chunks_for(rows) for rows in (1, 64, 65, 128, 129, 192)] == [1, 1, 2, 2, 3, 3]
-    assert [spec.kernel_id(n) for n in (1, 2, 3)] == ["qkv", "qkv_x2", "qkv_x3"]
+    assert spec.stream_of("r96").rows == 96
+
+
+def test_rows_take_the_shortest_stream_that_holds_them() -> None:
+    whole, finer = gemm(FULL), gemm(GEMM + CHUNK2 + ROWS16 + ROWS96)
+    assert whole.max_rows == 192
+    found = [whole.stream_for(rows).rows for rows in (1, 64, 65, 128, 129, 192)]
+    assert found == [64, 64, 128, 128, 192, 192]
+    found = [finer.stream_for(rows).rows for rows in (1, 16, 17, 64, 65, 96, 97, 128)]
+    assert found == [16, 16, 64, 64, 96, 96, 128, 128]
 
 
 @pytest.mark.parametrize("rows", [-1, 0, 193])
 def test_rows_no_stream_holds_are_refused(rows: int) -> None:
     with pytest.raises(ValueError, match=f"gemm qkv: {rows} rows, wanted 1 to 192"):
-        gemm(FULL).chunks_for(rows)
+        gemm(FULL).stream_for(rows)
 
 
 def test_mha_buckets_are_sorted_and_the_shortest_that_holds_a_text_is_found() -> None:
@@ -106,7 +126,7 @@ def test_the_last_row_of_a_view_need_not_be_a_whole_stride() -> None:
     wide = GEMM.replace("lda=32", "lda=100").replace("c_stride=96", "c_stride=128")
     least = wide.replace("a_elems=2048", f"a_elems={63 * 100 + 32}")
     least = least.replace("c_elems=6144", f"c_elems={63 * 128 + 96}")
-    assert gemm(least).a_elems == (6332,)
+    assert gemm(least).streams[0].a_elems == 6332
 
 
 @pytest.mark.parametrize("key", ["M", "K", "N", "lda", "c_stride", "a_elems", "c_elems"])
@@ -140,9 +160,11 @@ def test_a_missing_mha_key_is_named(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["insts", "a_elems", "c_elems"])
-def test_a_missing_gemm_chunks_key_is_named(key: str) -> None:
-    with pytest.raises(BundleError, match=rf"manifest\.txt:5: gemm_chunks has no {key}=, wanted"):
-        specs(GEMM + CHUNK2.replace(f" {key}=", " other="))
+@pytest.mark.parametrize("record", [CHUNK2, ROWS16])
+def test_a_missing_key_of_a_further_stream_is_named(record: str, key: str) -> None:
+    tag = record.split()[0]
+    with pytest.raises(BundleError, match=rf"manifest\.txt:5: {tag} has no {key}=, wanted"):
+        specs(GEMM + record.replace(f" {key}=", " other="))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +183,48 @@ def test_a_missing_gemm_chunks_key_is_named(key: str) -> None:
         (
             GEMM + CHUNK2.replace("\n", " ctx=mha\n"),
             ":5: gemm_chunks qkv 2 ctx is mha, wanted gemm",
+        ),
+        (GEMM + ROWS16.replace(" 16", " 0"), ":5: gemm_rows KEY ROWS is '0', wanted an integer 1"),
+        (GEMM + ROWS16.replace(" 16", " x"), ":5: gemm_rows KEY ROWS is 'x', wanted an integer 1"),
+        (GEMM + "gemm_rows qkv\n", ":5: gemm_rows has 1 fields, wanted KEY ROWS"),
+        (GEMM + "gemm_rows\n", ":5: gemm_rows has 0 fields, wanted KEY ROWS"),
+        (ROWS16, ":4: gemm_rows qkv, wanted it right after gemm qkv"),
+        (GEMM + MHA128 + ROWS16, ":6: gemm_rows qkv, wanted it right after gemm qkv"),
+        (GEMM + ROWS16.replace("qkv", "o"), ":5: gemm_rows o, wanted it right after gemm o"),
+        (
+            GEMM + ROWS16.replace(" 16", " 64"),
+            ":5: gemm_rows qkv 64 is 1 chunks of 64 rows, wanted rows between chunks",
+        ),
+        (
+            GEMM + ROWS96,
+            ":5: gemm_rows qkv 96, wanted fewer rows than the 64 of all its chunks",
+        ),
+        (
+            GEMM + CHUNK2 + ROWS96 + ROWS16,
+            ":7: gemm_rows qkv 16 follows 96 rows, wanted more than those",
+        ),
+        (GEMM + ROWS16 + ROWS16, ":6: gemm_rows qkv 16 follows 16 rows, wanted more than those"),
+        (GEMM + ROWS16 + CHUNK2, ":6: gemm_chunks qkv 2, wanted it before gemm_rows qkv"),
+        (
+            GEMM + ROWS16.replace("\n", " ctx=mha\n"),
+            ":5: gemm_rows qkv 16 ctx is mha, wanted gemm as its gemm has",
+        ),
+        (
+            GEMM + ROWS16.replace("=r16", "=q1"),
+            ":5: gemm_rows qkv 16 insts is q1, which is of 64 rows, wanted a stream of its own",
+        ),
+        (GEMM + ROWS16.replace("=r16", "="), ":5: gemm_rows insts is empty, wanted a path"),
+        (
+            GEMM + ROWS16.replace("=512", "=511"),
+            ":5: gemm_rows qkv a_elems is 511, wanted at least 512 for 16 rows",
+        ),
+        (
+            GEMM + ROWS16.replace("=1536", "=1535"),
+            ":5: gemm_rows qkv c_elems is 1535, wanted at least 1536 for 16 rows",
+        ),
+        (
+            GEMM + ROWS16 + GEMM.replace("qkv", "qkv_r16"),
+            ":6: a kernel named qkv_r16, wanted another name than that of line 5",
         ),
         (GEMM + GEMM, ":5: gemm qkv for the second time (first on line 4), wanted it once"),
         (MHA128 + MHA128, ":5: mha 128 for the second time (first on line 4), wanted one a bucket"),
@@ -199,7 +263,7 @@ def test_a_missing_gemm_chunks_key_is_named(key: str) -> None:
         (MHA128.replace("=11,21", "=20"), ":4: mha 128 has word 20 in kv_words and in win_words"),
         (
             GEMM + CHUNK2 + GEMM.replace("qkv", "qkv_x2"),
-            ":6: a kernel named qkv_x2, wanted another name than that of line 4",
+            ":6: a kernel named qkv_x2, wanted another name than that of line 5",
         ),
         (
             GEMM.replace("qkv", "mha_128") + MHA128,
@@ -214,8 +278,14 @@ def test_a_wrong_record_is_refused_with_its_line(text: str, message: str) -> Non
     assert str(info.value).endswith("re-export the bundle.")
 
 
-def test_a_chunk_may_repeat_the_xclbin_of_its_gemm() -> None:
-    assert len(gemm(GEMM + CHUNK2.replace("\n", " ctx=gemm\n")).insts) == 2
+@pytest.mark.parametrize("record", [CHUNK2, ROWS16])
+def test_a_further_stream_may_repeat_the_xclbin_of_its_gemm(record: str) -> None:
+    assert len(gemm(GEMM + record.replace("\n", " ctx=gemm\n")).streams) == 2
+
+
+def test_the_longest_rows_between_chunks_are_below_all_of_them() -> None:
+    almost = "gemm_rows qkv 63 insts=r63 a_elems=2016 c_elems=6048\n"
+    assert [s.rows for s in gemm(GEMM + almost).streams] == [63, 64]
 
 
 @pytest.mark.parametrize(
@@ -243,5 +313,5 @@ def test_many_chunks_are_read_in_the_time_of_their_lines() -> None:
         for n in range(2, count + 1)
     ]
     begun = time.perf_counter()
-    assert len(gemm(GEMM + "".join(lines)).insts) == count
+    assert len(gemm(GEMM + "".join(lines)).streams) == count
     assert time.perf_counter() - begun < 3

@@ -106,15 +106,16 @@ def run(stream: txn.Stream) -> Shim:
     return shim
 
 
-def a_order(core_row: int, chunks: int, k: int, lda: int) -> Indices:
+def a_order(core_row: int, chunks: int, rows_per_core: int, k: int, lda: int) -> Indices:
     """[chunk][k_block][row][k], the elements core row `core_row` is given."""
-    chunk, block, row, kk = np.ogrid[:chunks, : k // 64, :16, :64]
-    return np.asarray((chunk * 64 + core_row * 16 + row) * lda + block * 64 + kk).reshape(-1)
+    chunk, block, row, kk = np.ogrid[:chunks, : k // 64, :rows_per_core, :64]
+    first = (chunk * 4 + core_row) * rows_per_core
+    return np.asarray((first + row) * lda + block * 64 + kk).reshape(-1)
 
 
-def c_order(first: int, width: int, chunks: int, c_stride: int) -> Indices:
+def c_order(first: int, width: int, rows: int, c_stride: int) -> Indices:
     """[row][column], the elements a column of the array gives."""
-    row, column = np.ogrid[: chunks * 64, :width]
+    row, column = np.ogrid[:rows, :width]
     return np.asarray(row * c_stride + first + column).reshape(-1)
 
 
@@ -133,23 +134,34 @@ GEMMS = [
 ]
 
 
+@pytest.mark.parametrize("rows_per_core", [4, 12, 16])
 @pytest.mark.parametrize(
     ("chunks", "k", "n", "lda", "c_stride", "epilogue", "bias", "columns"), GEMMS
 )
 def test_a_gemm_moves_every_element_once_in_the_documented_order(
-    chunks: int, k: int, n: int, lda: int, c_stride: int, epilogue: int, bias: bool, columns: int
+    chunks: int,
+    k: int,
+    n: int,
+    lda: int,
+    c_stride: int,
+    epilogue: int,
+    bias: bool,
+    columns: int,
+    rows_per_core: int,
 ) -> None:
-    shim = run(gemm_stream(chunks, k, n, lda, c_stride, epilogue, bias, dev_gen=4))
+    sizes = (chunks, k, n, lda, c_stride)
+    shim = run(gemm_stream(*sizes, epilogue, bias, dev_gen=4, rows_per_core=rows_per_core))
+    rows = chunks * 4 * rows_per_core
     blocks = n // 64 // columns
     width = blocks * (32 if epilogue == 3 else 64)
 
-    words = dict(enumerate((chunks, k // 64, blocks, epilogue, int(bias))))
+    words = dict(enumerate((chunks, k // 64, blocks, epilogue, int(bias), rows_per_core)))
     assert set(shim.rtp) == {(col, row) for col in range(4) for row in range(2, 6)}
     for (col, _), rtp in shim.rtp.items():
         assert rtp == (words if col < columns else {**words, 2: 0})
 
     for core_row in range(4):
-        order = a_order(core_row, chunks, k, lda)
+        order = a_order(core_row, chunks, rows_per_core, k, lda)
         np.testing.assert_array_equal(shim.elements(core_row, "MM2S0", 0), order)
 
     column_words = blocks * (k * 64 * 2 + 256 * bias) // 4
@@ -158,10 +170,10 @@ def test_a_gemm_moves_every_element_once_in_the_documented_order(
         (b_words,) = shim.moved[col, "MM2S1", 1]
         share = np.arange(column_words) + col * column_words
         np.testing.assert_array_equal(b_words, np.tile(share, chunks))
-        order = c_order(col * width, width, chunks, c_stride)
+        order = c_order(col * width, width, rows, c_stride)
         np.testing.assert_array_equal(shim.elements(col, "S2MM0", 2), order)
         written.append(order)
-    everything = c_order(0, columns * width, chunks, c_stride)
+    everything = c_order(0, columns * width, rows, c_stride)
     np.testing.assert_array_equal(np.sort(np.concatenate(written)), np.sort(everything))
     assert len(shim.moved) == 4 + 2 * columns
     assert shim.waited == list(range(columns))
@@ -291,6 +303,9 @@ GEMM: dict[str, Any] = {
         ({"c_stride": 126}, "c_stride 126, wanted at least 64 and 128"),
         ({"epilogue": 5}, "5 is not a valid Epilogue"),
         ({"dev_gen": 2}, "dev_gen is 2, wanted one of 3, 4"),
+        ({"rows_per_core": 0}, "rows_per_core is 0, wanted a multiple of 4"),
+        ({"rows_per_core": 6}, "rows_per_core is 6, wanted a multiple of 4"),
+        ({"rows_per_core": 20}, "rows_per_core is 20, wanted at most 16"),
         ({"chunks": 0}, "iterations is 0, wanted 1 to 64"),
         ({"chunks": 65}, "iterations is 65, wanted 1 to 64"),
         ({"lda": 32770}, "iteration_stride is 1048640, wanted 1 to 1048576"),
