@@ -3,6 +3,9 @@
 `to_bf16` rounds to nearest, ties to even, as the NPU's conv_even mode and torch do; infinities
 stay, a NaN stays a NaN. `to_f32` is exact. Both work in blocks that stay in the cache: the naive
 whole-array expression makes four passes over memory and is several times slower.
+
+A *row buffer* is its flat elements, the position of a row's first one, and the elements from a row
+to the next; `round_rows` and `widen_rows` write and read parts of one, in compiled kernels where those are loaded.
 """
 
 from __future__ import annotations
@@ -10,8 +13,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from . import jit
+
 BF16 = NDArray[np.uint16]
 F32 = NDArray[np.float32]
+RowBuffer = tuple[BF16, int, int]  # elements, position of a row's first, elements to the next row
 
 QUIET_NAN = 0x7FC0
 BLOCK_ELEMS = 1 << 15  # 128 KiB of float32: a block and its scratch stay in a 512 KiB L2
@@ -86,6 +92,38 @@ def to_f32(bits: BF16, out: F32 | None = None) -> F32:
     return out
 
 
-def round_f32(x: F32) -> F32:
-    """The float32 x rounded to bfloat16 and widened again: what a bfloat16 unit would see."""
-    return to_f32(to_bf16(x))
+def round_f32(x: F32, out: F32 | None = None) -> F32:
+    """The float32 x rounded to bfloat16 and widened again: what a bfloat16 unit would see.
+
+    out, if given, is where the result goes, x itself for example.
+    """
+    return to_f32(to_bf16(x), out=out)
+
+
+def round_rows(x: F32, elements: BF16, first: int, stride: int) -> None:
+    """Write x [rows, width], rounded, to the rows of a row buffer; x C-contiguous.
+
+    elements: uint16, one-dimensional and contiguous.
+    """
+    if jit.kernels is not None:
+        jit.kernels.round_rows(x, elements, first, stride)
+    else:
+        to_bf16(x, out=rows_of(elements, first, stride, x.shape))
+
+
+def widen_rows(elements: BF16, first: int, stride: int, out: F32) -> F32:
+    """The rows of a row buffer as float32, in out [rows, width]; out C-contiguous."""
+    if jit.kernels is not None:
+        jit.kernels.widen_rows(elements, first, stride, out)
+        return out
+    return to_f32(rows_of(elements, first, stride, out.shape), out=out)
+
+
+def rows_of(elements: BF16, first: int, stride: int, shape: tuple[int, ...]) -> BF16:
+    """A [rows, width] view of a row buffer.
+
+    Raises:
+        ValueError: it leaves the elements.
+    """
+    view: BF16 = np.ndarray(shape, np.uint16, elements, 2 * first, (2 * stride, 2))
+    return view

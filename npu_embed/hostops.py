@@ -1,4 +1,8 @@
-"""Float32 host operations: norms, gathers, pooling."""
+"""Float32 host operations: norms, gathers, pooling.
+
+Those between two runs read what the device wrote and put what it reads next in the same pass, in
+compiled kernels where those are loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +11,87 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .bf16 import F32
+from . import jit
+from .bf16 import F32, RowBuffer
+from .cores import run_rows
+from .jit.lanes import fits, row_sums
+from .rows import Rows
 
+NOWHERE: RowBuffer = (np.empty(0, dtype=np.uint16), 0, 0)
 MIN_NORM = np.float32(1e-12)  # where torch.nn.functional.normalize stops to make unit rows
 _BLOCK_ELEMS = 1 << 15
 
 
-def layer_norm(x: F32, weight: F32, bias: F32, eps: float, residual: F32 | None = None) -> F32:
-    """(y - mean(y)) / sqrt(var(y) + eps) * weight + bias with y = x + residual, by row.
+def layer_norm(x: F32, weight: F32, bias: F32, eps: float) -> F32:
+    """The rows (x - mean(x)) / sqrt(var(x) + eps) * weight + bias.
 
-    x [rows, hidden_size] is overwritten and returned; residual [rows, hidden_size]; weight, bias
-    [hidden_size]. Blocks of rows stay in the cache: whole-array passes would be bound by memory.
+    x [rows, hidden_size] is overwritten and returned; weight, bias [hidden_size]. Blocks of rows
+    stay in the cache: whole-array passes would be bound by memory.
 
     Source: torch.nn.LayerNorm; the variance is the biased one.
     """
     rows, width = x.shape
     step = max(1, _BLOCK_ELEMS // width)
-    scale = np.float32(1.0 / width)
+    scale = np.float32(1.0) / np.float32(width)
     for start in range(0, rows, step):
         y = x[start : start + step]
-        if residual is not None:
-            np.add(y, residual[start : start + step], out=y)
-        np.subtract(y, y.mean(axis=1, keepdims=True), out=y)
-        variance = np.einsum("ij,ij->i", y, y)[:, None] * scale
-        np.multiply(y, 1.0 / np.sqrt(variance + np.float32(eps)), out=y)
+        np.subtract(y, row_sums(y) * scale, out=y)
+        variance = row_sums(np.multiply(y, y)) * scale
+        np.multiply(y, np.float32(1.0) / np.sqrt(variance + np.float32(eps)), out=y)
         np.multiply(y, weight, out=y)
         np.add(y, bias, out=y)
     return x
 
 
-def rms_norm(x: F32, weight: F32 | None, eps: float, *, out: F32 | None = None) -> F32:
-    """The rows x / sqrt(mean(x^2, axis=-1) + eps) * weight, in float32.
+def put_layer_norm(x: F32, weight: F32, bias: F32, eps: float, out: Rows) -> None:
+    """Do x = layer_norm(x), and put it into out; x C-contiguous."""
+    if jit.kernels is not None and fits(x.shape[1]):
+        rows, width = x.shape
+        bits, first, stride = out.host()
+        epsilon, norm = np.float32(eps), jit.kernels.layer_norm
 
-    x [rows, ..., width]; weight broadcasts against [..., width], None = all ones. out is where the
-    result goes, x itself if it may be overwritten; None = a new array. Blocks of rows stay in the
-    cache, as in layer_norm.
+        def part(start: int, stop: int) -> None:
+            norm(x[start:stop], weight, bias, epsilon, bits, first + start * stride, stride)
 
-    Source: "Root Mean Square Layer Normalization" (Zhang and Sennrich). Where a model multiplies
-    by 1 + weight, its exporter stores that sum.
+        run_rows(rows, width, part)
+        out.send(rows)
+    else:
+        out.put(layer_norm(x, weight, bias, eps))
+
+
+def add_layer_norm(x: F32, y: Rows, weight: F32, bias: F32, eps: float, out: Rows | None) -> None:
+    """Do x = layer_norm(x + y), and put it into out, if that is wanted; x C-contiguous.
+
+    y: a row buffer the device has written, whose first columns count.
     """
-    found: F32 = np.empty_like(x) if out is None else out
-    step = max(1, _BLOCK_ELEMS // int(np.prod(x.shape[1:])))
-    scale = np.float32(1.0 / x.shape[-1])
-    for start in range(0, len(x), step):
-        y, z = x[start : start + step], found[start : start + step]
-        mean_square = np.einsum("...i,...i->...", y, y)[..., None] * scale
-        np.multiply(y, 1.0 / np.sqrt(mean_square + np.float32(eps)), out=z)
-        if weight is not None:
-            np.multiply(z, weight, out=z)
-    return found
+    rows, width = x.shape
+    if jit.kernels is not None and fits(width):
+        added, y_first, y_stride = y.receive(rows)
+        bits, first, stride = NOWHERE if out is None else out.host()
+        epsilon, norm = np.float32(eps), jit.kernels.add_layer_norm
+
+        def part(start: int, stop: int) -> None:
+            norm(
+                added,
+                y_first + start * y_stride,
+                y_stride,
+                x[start:stop],
+                weight,
+                bias,
+                epsilon,
+                bits,
+                first + start * stride,
+                stride,
+            )
+
+        run_rows(rows, width, part)
+        if out is not None:
+            out.send(rows)
+        return
+    np.add(x, y.get(rows, width), out=x)
+    layer_norm(x, weight, bias, eps)
+    if out is not None:
+        out.put(x)
 
 
 def mean_pool(x: F32, starts: Sequence[int], lengths: Sequence[int]) -> F32:

@@ -25,6 +25,7 @@ class LoadedContext:
 
     def __init__(self, context: Context, *, max_copies: int = MAX_COPIES) -> None:
         self.max_copies = max_copies
+        self.released = 0  # kernels, so far
         self._context = context
         self._plain: dict[str, Kernel] = {}
         self._copies: OrderedDict[tuple[str, Words], Kernel] = OrderedDict()
@@ -100,6 +101,7 @@ class LoadedContext:
         return True
 
     def _release_kernel(self, kernel: Kernel) -> None:
+        self.released += 1
         for key in [key for key, made in self._lists.items() if kernel in made.kernels]:
             self._lists.pop(key).release()
         kernel.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .bf16 import F32, to_bf16, to_f32
+from .bf16 import F32, RowBuffer, round_rows, to_bf16, widen_rows
 from .device import Buffer, Session, View
 
 BF16_BYTES = 2
@@ -28,6 +28,7 @@ class Rows:
         self._host: NDArray[np.uint16] = (
             self._buffer.host[:wanted].view(np.uint16).reshape(rows + 1, width)
         )
+        self._elements = self._host.reshape(-1)
 
     def put(self, x: F32, *, row: int = 0, col: int = 0) -> None:
         """Write float32 [n, w] as bf16 (nearest even) at (row, col); sync those n rows.
@@ -40,9 +41,33 @@ class Rows:
             raise ValueError(
                 f"put: [{n}, {w}] at ({row}, {col}) leaves [{self.rows}, {self.width}]"
             )
-        to_bf16(x, out=self._host[row : row + n, col : col + w])
+        if x.flags.c_contiguous:
+            elements, first, stride = self.host(row)
+            round_rows(x, elements, first + col, stride)
+        else:
+            to_bf16(x, out=self._host[row : row + n, col : col + w])
+        self.send(n, row=row)
+
+    def host(self, row: int = 0) -> RowBuffer:
+        """The host's side from a row on, for a host step that writes rows itself: then send."""
+        return self._elements, row * self.width, self.width
+
+    def send(self, rows: int, *, row: int = 0) -> None:
+        """Make the device see rows [row, row + rows) as the host wrote them."""
         row_bytes = self.width * BF16_BYTES
-        self._buffer.to_device(row * row_bytes, n * row_bytes)
+        self._buffer.to_device(row * row_bytes, rows * row_bytes)
+
+    def receive(self, rows: int, *, row: int = 0) -> RowBuffer:
+        """The host's side from a row on, with rows [row, row + rows) as the device wrote them.
+
+        Raises:
+            ValueError: they leave the buffer.
+        """
+        if row < 0 or rows < 0 or row + rows > self.rows:
+            raise ValueError(f"get: rows {row} to {row + rows} leave [{self.rows}, {self.width}]")
+        row_bytes = self.width * BF16_BYTES
+        self._buffer.from_device(row * row_bytes, rows * row_bytes)
+        return self.host(row)
 
     def get(self, rows: int, cols: int | None = None, *, row: int = 0) -> F32:
         """Rows [row, row + rows) of the first `cols` columns as float32, synced from the device.
@@ -51,18 +76,13 @@ class Rows:
             ValueError: they leave the buffer.
         """
         cols = self.width if cols is None else cols
-        if row < 0 or rows < 0 or row + rows > self.rows or not 0 <= cols <= self.width:
-            raise ValueError(
-                f"get: [{rows}, {cols}] from row {row} leaves [{self.rows}, {self.width}]"
-            )
-        row_bytes = self.width * BF16_BYTES
-        self._buffer.from_device(row * row_bytes, rows * row_bytes)
-        return to_f32(self._host[row : row + rows, :cols])
+        if not 0 <= cols <= self.width:
+            raise ValueError(f"get: {cols} columns leave [{self.rows}, {self.width}]")
+        return widen_rows(*self.receive(rows, row=row), np.empty((rows, cols), dtype=np.float32))
 
     def bits(self, rows: int, *, row: int = 0) -> NDArray[np.uint16]:
         """A copy of rows [row, row + rows) as bf16 bits, synced from the device."""
-        row_bytes = self.width * BF16_BYTES
-        self._buffer.from_device(row * row_bytes, rows * row_bytes)
+        self.receive(rows, row=row)
         copied: NDArray[np.uint16] = self._host[row : row + rows].copy()
         return copied
 

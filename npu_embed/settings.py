@@ -12,6 +12,8 @@
 | | | hold them all; default 10000 |
 | NPU_EMBED_IDLE_RELEASE_MS | integer >= 0 | release the contexts when idle this long; 0: never |
 | NPU_EMBED_KERNELS | a folder | its xclbins and streams go before the bundle's of that name |
+| NPU_EMBED_API_KEY | text | what clients of `npu-embed serve` must send; default: nothing |
+| NPU_EMBED_COMPILED | auto, off | whether numba's kernels are used where it is installed |
 | NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
 | NPU_EMBED_EMU_SLOTS | integer >= 1 | its hardware contexts; default: the profile's (16 or 6) |
 | NPU_EMBED_EMU_MODE | strict, loose | what unsynced memory holds; default strict |
@@ -38,6 +40,7 @@ MemoryMode = Literal["strict", "loose"]
 DEVICES: tuple[DeviceName, ...] = ("auto", "npu", "emulated")
 PROFILES: tuple[ProfileName, ...] = ("npu2", "npu1")
 RUNLISTS = ("auto", "on", "off")
+COMPILED = ("auto", "off")
 MEMORY_MODES: tuple[MemoryMode, ...] = ("strict", "loose")
 
 MAX_INTEGER = 10**9  # more is a mistake: 11 days in ms
@@ -52,6 +55,8 @@ VARIABLES = (
     "NPU_EMBED_SLOT_WAIT_MS",
     "NPU_EMBED_IDLE_RELEASE_MS",
     "NPU_EMBED_KERNELS",
+    "NPU_EMBED_API_KEY",
+    "NPU_EMBED_COMPILED",
     "NPU_EMBED_EMU_PROFILE",
     "NPU_EMBED_EMU_SLOTS",
     "NPU_EMBED_EMU_MODE",
@@ -145,6 +150,16 @@ def kernels_dir() -> Path | None:
     if value and not Path(value).is_dir():
         raise SettingError(f"NPU_EMBED_KERNELS={value!r}: no such folder; make it or unset it.")
     return Path(value) if value else None
+
+
+def api_key() -> str | None:
+    """What clients of the server must send; None is nothing."""
+    return os.environ.get("NPU_EMBED_API_KEY") or None
+
+
+def compiled() -> str:
+    """Whether numba's kernels are used where it is installed."""
+    return _choice("NPU_EMBED_COMPILED", "setting of compiled kernels", COMPILED, COMPILED[0])
 
 
 def emulator_profile() -> ProfileName:

@@ -21,7 +21,7 @@ from npu_embed import fetch, settings
 from npu_embed.emulator import slots
 from npu_embed.exporters import export_checkpoint
 
-pytest_plugins = ["device_fixtures", "rigs"]
+pytest_plugins = ["device_fixtures", "jit_fixtures", "rigs"]
 MOST_SLOTS = 32
 
 
@@ -36,11 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No NPU_EMBED_* variable of the user's, and slots that no other program shares."""
+    """No NPU_EMBED_* variable of the user's, slots that no other program shares, numpy alone."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in settings.VARIABLES:
             patch.delenv(variable, raising=False)
         patch.setenv("NPU_EMBED_EMU_DIR", str(tmp_path_factory.mktemp("emulator")))
+        patch.setenv("NPU_EMBED_COMPILED", "off")  # tests that want it say so: jit_fixtures
         yield
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from npu_embed.bf16 import to_bf16, to_f32
 from npu_embed.emulator import txn
-from npu_embed.emulator.array import Array, PlanCache
-from npu_embed.emulator.flows import Argument, Scratch
+from npu_embed.emulator.array import Array, PlanCache, compute
+from npu_embed.emulator.flows import Argument
 from npu_embed.emulator.memory import Memory
 
 F32 = NDArray[np.float32]
@@ -140,4 +140,4 @@ class Bench:
 
     def run(self, ops: Iterable[txn.Op], buffers: Buffers) -> None:
         """Execute a stream of these ops."""
-        self.array.run(assemble(ops), buffers.arguments, Scratch())
+        compute([self.array.bind(assemble(ops), buffers.arguments)])

@@ -8,9 +8,10 @@ unchanged.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeAlias
 
 from . import txn
 from .controller import (
@@ -24,9 +25,11 @@ from .controller import (
     reset_value,
 )
 from .dma import WORD_BYTES, Piece
-from .flows import Arguments, Scratch
-from .gemm import GemmCall, GemmProgram
-from .mha import MhaCall, MhaProgram
+from .flows import Arguments
+from .gemm import GemmProgram
+from .gemm_call import GemmCall
+from .mha import MhaProgram
+from .mha_call import MhaCall, compute_list
 from .program import NoArrayProgram, read_constants
 
 PROGRAMS: dict[str, Callable[..., GemmProgram | MhaProgram]] = {
@@ -39,6 +42,8 @@ RTP_BYTES = 64  # more than any program's run-time words take
 OCTET = 8
 MAX_PLANS = 4096  # streams kept; a patched word makes another one
 MAX_STATES = 8  # register states kept of each stream
+
+Bound: TypeAlias = "tuple[GemmCall | MhaCall, Arguments]"
 
 
 def load_program(pdi: bytes, partition_columns: int) -> GemmProgram | MhaProgram:
@@ -63,6 +68,7 @@ def load_program(pdi: bytes, partition_columns: int) -> GemmProgram | MhaProgram
         sound = program.k_tile % OCTET == 0 and program.n_tile % (2 * OCTET) == 0
         # Row r of the cores is fed by column r's shim.
         sound = sound and program.core_rows <= program.columns
+        sound = sound and program.rows_per_core % (program.row_tile or 1) == 0
     else:
         sound = program.heads % program.kv_heads == 0 and program.head_dim % 2 == 0
     sound = (
@@ -159,8 +165,8 @@ class Array:
         """A register or core memory word, as a stream would find it."""
         return self.registers.get(address, reset_value(address))
 
-    def run(self, stream: bytes, args: Arguments, scratch: Scratch) -> None:
-        """Execute a stream with its arguments bound.
+    def bind(self, stream: bytes, args: Arguments) -> Bound:
+        """A stream executed up to its computation, with its arguments bound.
 
         Raises:
             Fault, Stall: the run ends in state ERROR, or never.
@@ -179,4 +185,15 @@ class Array:
                     f"{args[arg].size_bytes}",
                 )
         self.registers.update(plan.writes)
-        plan.call(args, scratch)
+        return plan.call, args
+
+
+def compute(runs: Sequence[Bound]) -> None:
+    """Do bound runs in order, attentions that follow each other in one go."""
+    for attention, group in groupby(runs, key=lambda bound: isinstance(bound[0], MhaCall)):
+        some = list(group)
+        if attention:
+            compute_list(some)  # type: ignore[arg-type]
+        else:
+            for call, args in some:
+                call(args)

@@ -6,10 +6,12 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from . import ert
 from .array import Array
+from .flows import Argument
 from .memory import Memory
 from .xclbin import KernelInfo
 
@@ -37,6 +39,28 @@ class Window:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """A packet read by the device: the stream's buffer, the count beside it, buffer arguments."""
+
+    stream: Window | None
+    count: int | None
+    arguments: tuple[Argument, ...]
+    windows: tuple[Window, ...]  # all there are, in the packet's order
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """A start packet and the buffers its ioctl names, by argument index; made once for many starts.
+
+    bindings: what the device made of it when it first ran.
+    """
+
+    words: bytes
+    windows: Mapping[int, Window]
+    bindings: Bindings | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Chain:
     """Commands submitted as one: after the first that fails, the others are aborted."""
@@ -46,13 +70,12 @@ class Chain:
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """A submitted packet and the buffers its ioctl names, by argument index."""
+    """A submitted packet."""
 
     context: Context
     kernel_index: int
     kernel: KernelInfo
-    packet: bytes
-    windows: Mapping[int, Window]
+    packet: Packet
     chain: Chain | None = None
     state: int = ert.NEW
     detail: str = ""
@@ -89,6 +112,17 @@ class Context:
     def usable(self) -> bool:
         """Whether this process may submit to it: a forked child may not use its parent's."""
         return not self.destroyed and self.pid == os.getpid()
+
+    def submissions(self) -> int:
+        """How many submissions are queued; the commands of a chain are one."""
+        return len({id(c if c.chain is None else c.chain) for c in self.queue})
+
+    def next_submission(self) -> list[Command]:
+        """The head of the queue, and what follows of its chain."""
+        head = self.queue[0]
+        if head.chain is None:
+            return [head]
+        return list(takewhile(lambda command: command.chain is head.chain, self.queue))
 
     def reset(self) -> None:
         """Lose registers and core memory."""

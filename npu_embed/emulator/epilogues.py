@@ -1,15 +1,19 @@
-"""Epilogues of the emulated GEMM, in float32 and in place, a block of rows at a time."""
+"""Epilogues of the emulated GEMM, in float32, rounded to bf16 into a row buffer."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import jit
+from ..bf16 import RowBuffer, round_rows, rows_of, to_bf16
+from ..cores import Scratch
+
 F32 = NDArray[np.float32]
 
-BLOCK_ELEMS = 1 << 15
+BLOCK_ELEMS = 1 << 15  # of float32: a block and its scratch stay in the cache
+
+NONE, GELU_ERF, GELU_TANH, GEGLU_TANH, TANH = range(5)
 
 # Odd rational approximation of erf on [-4, 4], float32 to a few units in the last place.
 # Source: Eigen's and XLA's erf for float32.
@@ -37,9 +41,52 @@ _ERF_DENOMINATOR = tuple(
     )
 )
 _HALF = np.float32(0.5)
+_ONE = np.float32(1.0)
 _RSQRT2 = np.float32(np.sqrt(0.5))
-_TANH_SCALE = np.float32(np.sqrt(2.0 / np.pi))
-_TANH_CUBIC = np.float32(0.044715)
+_CUBIC = np.float32(0.044715)
+_EXPONENT = np.float32(-2.0 * np.sqrt(2.0 / np.pi))
+
+
+def finish(
+    acc: F32,
+    bias: F32 | None,
+    epilogue: int,
+    n_tile: int,
+    out: RowBuffer,
+    scratch: Scratch,
+) -> None:
+    """Write epilogue(acc + bias), rounded, to a row buffer; acc [rows, n] is overwritten.
+
+    bias [n] or None; n_tile counts only for a GeGLU pair, which halves n. out: where its
+    first row goes.
+    """
+    rows, n = acc.shape
+    if epilogue == TANH:
+        if bias is not None:
+            np.add(acc, bias, out=acc)
+        np.tanh(acc, out=acc)
+        round_rows(acc, *out)
+        return
+    if epilogue == NONE and bias is None:
+        round_rows(acc, *out)
+        return
+    bias = np.zeros(n, dtype=np.float32) if bias is None else bias
+    if epilogue in (GELU_TANH, GEGLU_TANH):
+        tile = n_tile if epilogue == GEGLU_TANH else n
+        gates = n // 2 if epilogue == GEGLU_TANH else n
+        _gelu_tanh(acc, bias, tile, scratch.take("powers", (rows, gates)), out)
+    elif jit.kernels is not None:
+        kernel = jit.kernels.gelu_erf_rows if epilogue == GELU_ERF else jit.kernels.bias_rows
+        kernel(acc, bias, *out)
+    else:
+        elements, first, stride = out
+        step = max(1, BLOCK_ELEMS // n)
+        for start in range(0, rows, step):
+            block = acc[start : start + step]
+            np.add(block, bias, out=block)
+            if epilogue == GELU_ERF:
+                _gelu_erf_block(block)
+            to_bf16(block, out=rows_of(elements, first + start * stride, stride, block.shape))
 
 
 def _polynomial(coefficients: tuple[np.float32, ...], x: F32) -> F32:
@@ -52,6 +99,7 @@ def _polynomial(coefficients: tuple[np.float32, ...], x: F32) -> F32:
 
 
 def _gelu_erf_block(x: F32) -> None:
+    """X = x/2 (1 + erf(x/sqrt 2)); compiled as jit.array.gelu_erf_rows."""
     z = np.multiply(x, _RSQRT2)
     np.clip(z, -_ERF_CLAMP, _ERF_CLAMP, out=z)
     square = np.multiply(z, z)
@@ -59,61 +107,40 @@ def _gelu_erf_block(x: F32) -> None:
     np.multiply(numerator, z, out=numerator)
     denominator = _polynomial(_ERF_DENOMINATOR, square)
     np.divide(numerator, denominator, out=numerator)
-    np.add(numerator, np.float32(1.0), out=numerator)
+    np.add(numerator, _ONE, out=numerator)
     np.multiply(x, _HALF, out=x)
     np.multiply(x, numerator, out=x)
 
 
-def _gelu_tanh_block(x: F32) -> None:
-    inner = np.multiply(x, x)
-    np.multiply(inner, _TANH_CUBIC, out=inner)
-    np.add(inner, np.float32(1.0), out=inner)
-    np.multiply(inner, x, out=inner)
-    np.multiply(inner, _TANH_SCALE, out=inner)
-    np.tanh(inner, out=inner)
-    np.add(inner, np.float32(1.0), out=inner)
-    np.multiply(x, _HALF, out=x)
-    np.multiply(x, inner, out=x)
+def _gelu_tanh(acc: F32, bias: F32, tile: int, powers: F32, out: RowBuffer) -> None:
+    """Each tile's gates x become x / (1 + e^(-2 u)), times its ups; powers is a work array.
 
-
-def _tanh_block(x: F32) -> None:
-    np.tanh(x, out=x)
-
-
-def _geglu_block(x: F32, n_tile: int) -> F32:
-    """gelu_tanh(gate) * up: each n_tile columns are n_tile/2 gates, then as many ups."""
-    tiles = x.reshape(len(x), -1, 2, n_tile // 2)
-    gate = np.ascontiguousarray(tiles[:, :, 0])
-    _gelu_tanh_block(gate)
-    np.multiply(gate, tiles[:, :, 1], out=gate)
-    return gate.reshape(len(x), -1)
-
-
-NONE, GELU_ERF, GELU_TANH, GEGLU_TANH, TANH = range(5)
-
-_IN_PLACE: dict[int, Callable[[F32], None]] = {
-    GELU_ERF: _gelu_erf_block,
-    GELU_TANH: _gelu_tanh_block,
-    TANH: _tanh_block,
-}
-
-
-def apply(acc: F32, bias: F32 | None, epilogue: int, n_tile: int) -> F32:
-    """epilogue(acc + bias); acc [rows, n] is overwritten, and is the result unless n shrinks.
-
-    bias [n] or None; n_tile counts only for a GeGLU pair, which halves n.
+    That is x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), without tanh's loss of
+    digits where x is negative. Compiled as jit.array.gelu_exponents and gelu_tanh_rows.
     """
+    if jit.kernels is not None:
+        jit.kernels.gelu_exponents(acc, bias, tile, powers)
+        np.exp(powers, out=powers)
+        jit.kernels.gelu_tanh_rows(acc, bias, tile, powers, *out)
+        return
+    elements, first, stride = out
     rows, n = acc.shape
-    paired = np.empty((rows, n // 2), dtype=np.float32) if epilogue == GEGLU_TANH else None
+    gates = powers.shape[1] // (n // tile)
     step = max(1, BLOCK_ELEMS // n)
-    if bias is None and epilogue == NONE:
-        return acc
     for start in range(0, rows, step):
         block = acc[start : start + step]
-        if bias is not None:
-            np.add(block, bias, out=block)
-        if paired is not None:
-            paired[start : start + step] = _geglu_block(block, n_tile)
-        elif epilogue != NONE:
-            _IN_PLACE[epilogue](block)
-    return acc if paired is None else paired
+        np.add(block, bias, out=block)
+        tiles = block.reshape(len(block), -1, tile)
+        gate = np.ascontiguousarray(tiles[:, :, :gates])
+        power = np.multiply(gate, gate)
+        np.multiply(power, _CUBIC, out=power)
+        np.add(power, _ONE, out=power)
+        np.multiply(power, gate, out=power)
+        np.multiply(power, _EXPONENT, out=power)
+        np.exp(power, out=power)
+        np.add(power, _ONE, out=power)
+        np.divide(gate, power, out=gate)
+        if gates < tile:
+            np.multiply(gate, tiles[:, :, gates:], out=gate)
+        found = gate.reshape(len(block), -1)
+        to_bf16(found, out=rows_of(elements, first + start * stride, stride, found.shape))

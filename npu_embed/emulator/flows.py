@@ -14,7 +14,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bf16 import RowBuffer
 from .dma import WORD_BYTES, Piece, words_view
+from .heads import Heads
 from .memory import Memory
 
 U16 = NDArray[np.uint16]
@@ -103,6 +105,17 @@ class View:
         )
         return over
 
+    def rows(self, args: Arguments) -> RowBuffer:
+        """A view [rows, width], a row's elements side by side, as a row buffer on the device."""
+        a = args[self.arg]
+        return a.memory.elements, (a.base_bytes + self.offset) // 2, self.strides[0] // 2
+
+    def heads(self, args: Arguments) -> Heads:
+        """A view [heads, rows, width], a row's elements side by side, as heads on the device."""
+        a = args[self.arg]
+        first = (a.base_bytes + self.offset) // 2
+        return Heads(a.memory.elements, first, self.strides[0] // 2, self.strides[1] // 2)
+
     def wrote(self, args: Arguments) -> None:
         """Tell the memory that the device wrote this view."""
         a = args[self.arg]
@@ -142,18 +155,3 @@ def scatter(flow: Sequence[Piece], args: Arguments, elements: U16) -> None:
 def flow_words(flow: Sequence[Piece]) -> int:
     """How many words a flow moves."""
     return sum(prod(p.shape) for p in flow)
-
-
-class Scratch:
-    """Float32 work arrays, kept and grown: fresh pages cost more than arithmetic on them."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, NDArray[np.float32]] = {}
-
-    def take(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """A C-contiguous float32 array with any content; valid until `name` is next taken."""
-        size = prod(shape)
-        array = self._arrays.get(name)
-        if array is None or array.size < size:
-            array = self._arrays[name] = np.empty(size, dtype=np.float32)
-        return array[:size].reshape(shape)

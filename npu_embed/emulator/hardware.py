@@ -17,14 +17,16 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
 
 from .. import settings
 from . import ert, slots
-from .array import Array, PlanCache
-from .command import Chain, Command, Context, ShimError, Window
+from .array import Array, Bound, PlanCache, compute
+from .command import Bindings, Chain, Command, Context, ShimError, Window
 from .controller import Fault, Stall
 from .dma import WORD_BYTES
-from .flows import Argument, Scratch
+from .flows import Argument
 from .heap import Heap
 from .memory import PAGE_BYTES, Memory
 from .profile import Profile, current
@@ -72,7 +74,6 @@ class EmulatedNpu:
         self.switches = 0
         self.busy_seconds: dict[str, float] = {}  # real time in each array program, failures too
         self.lock = threading.RLock()
-        self._scratch = Scratch()
         self._plans = PlanCache()
         self._handles = itertools.count(1)
         self._random = random.Random(settings.emulator_seed()) if self.mode == "loose" else None
@@ -165,10 +166,13 @@ class EmulatedNpu:
         with self.lock:
             if not context.usable:
                 raise ShimError("EXEC_CMD", errno.ENOENT, self.profile.errno_sign)
-            if ert.payload_words(command.packet) > self.profile.payload_words:
+            if ert.payload_words(command.packet.words) > self.profile.payload_words:
                 raise ShimError("EXEC_CMD", errno.EINVAL, self.profile.errno_sign)
-            while len(context.queue) >= self.profile.max_commands:
-                self.finish(context.queue[0])
+            # The commands of a chain are one submission: they take one place together.
+            last = context.queue[-1].chain if context.queue else None
+            if last is None or last is not command.chain:
+                while context.submissions() >= self.profile.max_commands:
+                    self.finish(context.queue[0])
             command.state = ert.QUEUED
             context.queue.append(command)
             self._progress_ms = self.clock_ms
@@ -181,11 +185,7 @@ class EmulatedNpu:
             while command.in_flight:
                 head = context.queue[0]
                 if head.hung_since_ms is None:
-                    self._execute(head)
-                if head.hung_since_ms is None:
-                    # Unless the head's run was dropped meanwhile, and with it the command.
-                    if context.queue and context.queue[0] is head:
-                        context.queue.popleft()
+                    self._execute(context)
                     continue
                 # The watchdog counts from the last progress of any command on the device.
                 reset_ms = max(head.hung_since_ms, self._progress_ms) + self.profile.tdr_ms
@@ -212,83 +212,123 @@ class EmulatedNpu:
         context.queue.clear()
         context.reset()
 
-    def _execute(self, command: Command) -> None:
-        """Run the head of a queue to its end, or to the point where it hangs."""
-        context = command.context
-        if command.chain is not None and command.chain.failed:
-            command.end(ert.ABORT)
+    def _execute(self, context: Context) -> None:
+        """Run the head of a queue, and what follows of its chain, to the end or where it hangs."""
+        head = context.queue[0]
+        if head.chain is not None and head.chain.failed:
+            context.queue.popleft().end(ert.ABORT)
             return
         if self.table.take_the_array(context.serial):
             self.switches += 1
             context.reset()
-        command.state = ert.RUNNING
+        bound: list[tuple[Command, Array, Bound]] = []
+        failed: tuple[Command, Fault | Stall] | None = None
+        for command in context.next_submission():
+            command.state = ert.RUNNING
+            try:
+                bound.append((command, *self._bind(command)))
+            except (Fault, Stall) as failure:
+                failed = command, failure
+                break
         try:
-            self._run(command)
-        except Stall as stall:
-            command.hung_since_ms = self.clock_ms
-            self._note(command, stall)
-        except Fault as fault:
-            command.end(ert.ERROR)
-            self._note(command, fault)
-            context.reset()  # how far it came is unknown: nothing in the tiles can be relied on
-            self._progress_ms = self.clock_ms
+            self._compute([(array, of) for _, array, of in bound])
+        except MemoryError:
+            failed = head, Fault(-1, "this machine has no memory left to compute the run")
         else:
-            command.end(ert.COMPLETED)
-            self._progress_ms = self.clock_ms
+            for command, _, _ in bound:
+                self._end(command, ert.COMPLETED)
+        if failed is not None:
+            self._fail(*failed)
+
+    def _end(self, command: Command, state: int) -> None:
+        command.end(state)
+        if command in command.context.queue:  # unless its run was dropped meanwhile
+            command.context.queue.remove(command)
+        self._progress_ms = self.clock_ms
+
+    def _fail(self, command: Command, failure: Fault | Stall) -> None:
+        if isinstance(failure, Stall):
+            command.hung_since_ms = self.clock_ms
+        else:
+            self._end(command, ert.ERROR)
+            # How far it came is unknown: nothing in the tiles can be relied on.
+            command.context.reset()
+        self._note(command, failure)
 
     @staticmethod
     def _note(command: Command, failure: Fault | Stall) -> None:
         command.detail, command.txn_op_index = str(failure), failure.op_index
         log.warning("emulated NPU: op %d: %s", failure.op_index, command.detail)
 
-    def _run(self, command: Command) -> None:
+    def _bind(self, command: Command) -> tuple[Array, Bound]:
+        """A command's stream executed up to its computation, on the array it runs on."""
+        packet = command.packet
+        found = packet.bindings
+        if found is None:
+            found = packet.bindings = self._bindings(command)
+        if self.mode == "loose":
+            for window in found.windows:
+                window.memory.evict_lines()
+        if found.stream is None:
+            raise Fault(-1, "the run has no instruction buffer")
+        stream = self._stream(found.stream)
+        self._check_count(stream, found.count)
+        array = command.context.arrays[command.kernel_index]
+        return array, array.bind(stream, found.arguments)
+
+    def _bindings(self, command: Command) -> Bindings:
+        """What the device reads in a packet.
+
+        Raises:
+            Fault: an address that is no buffer of the packet's, or an opcode that is not emulated.
+        """
         arguments: list[Argument] = []
-        stream: bytes | None = None
+        windows: list[Window] = []
+        stream: Window | None = None
         count: int | None = None
-        for a, value in ert.decode_start(command.kernel.args, command.packet):
+        for a, value in ert.decode_start(command.kernel.args, command.packet.words):
             if a.qualifier == 0:
                 if a.name == "opcode" and value != TXN_OPCODE:
                     raise Fault(-1, f"opcode {value} is not emulated, wanted {TXN_OPCODE}")
                 if a.name.startswith("ninstr"):
                     count = value
-            elif a.name.startswith("instr"):
-                window = self._bound(command, a, value)
-                stream = b"" if window is None else self._stream(window)
+                continue
+            window = self._bound(command, a, value)
+            if window is not None:
+                windows.append(window)
+            if a.name.startswith("instr"):
+                stream = window
             else:
-                window = self._bound(command, a, value)
                 arguments.append(
                     Argument(_UNSET, 0, 0)
                     if window is None
                     else Argument(window.memory, window.offset, window.size)
                 )
-        if stream is None:
-            raise Fault(-1, "the kernel has no instruction argument")
-        self._check_count(stream, count)
-        array = command.context.arrays[command.kernel_index]
-        start = time.perf_counter()
-        try:
-            array.run(stream, arguments, self._scratch)
-        except MemoryError:
-            raise Fault(-1, "this machine has no memory left to compute the run") from None
-        finally:
-            busy = self.busy_seconds.get(array.program_name, 0.0) + time.perf_counter() - start
-            self.busy_seconds[array.program_name] = busy
+        return Bindings(stream, count, tuple(arguments), tuple(windows))
 
-    def _bound(self, command: Command, a: KernelArgument, value: int) -> Window | None:
+    def _compute(self, bound: Sequence[tuple[Array, Bound]]) -> None:
+        for name, group in groupby(bound, key=lambda pair: pair[0].program_name):
+            start = time.perf_counter()
+            try:
+                compute([of for _, of in group])
+            finally:
+                busy = self.busy_seconds.get(name, 0.0) + time.perf_counter() - start
+                self.busy_seconds[name] = busy
+
+    @staticmethod
+    def _bound(command: Command, a: KernelArgument, value: int) -> Window | None:
         """The buffer at an argument's address, as the array finds it; None if it was never set.
 
         Raises:
             Fault: another address than the buffer's, or one that no DMA can start at.
         """
-        window = command.windows.get(a.index)
+        window = command.packet.windows.get(a.index)
         if window is None and value == 0:
             return None
         if window is None or window.address != value:
             raise Fault(-1, f"address 0x{value:X} of {a.name} is no buffer of this run")
         if value % WORD_BYTES:
             raise Fault(-1, f"address 0x{value:X} of {a.name}, wanted a multiple of {WORD_BYTES}")
-        if self.mode == "loose":
-            window.memory.evict_lines()
         return window
 
     @staticmethod

@@ -39,12 +39,23 @@ class Memory:
     as the allocation lives: key -> (version it was computed from, value).
     """
 
-    __slots__ = ("_loose", "_seen", "_stale_views", "derived", "device", "host", "size", "version")
+    __slots__ = (
+        "_loose",
+        "_seen",
+        "_stale_views",
+        "derived",
+        "device",
+        "elements",
+        "host",
+        "size",
+        "version",
+    )
 
     def __init__(self, size_bytes: int, loose: random.Random | None) -> None:
         self.size = size_bytes
         self.host = _pages(size_bytes)
         self.device = _pages(size_bytes)
+        self.elements = self.device[: size_bytes // 2 * 2].view(np.uint16)  # the same, as bf16
         self.version = 0
         self.derived: dict[object, tuple[int, object]] = {}
         self._loose = loose

@@ -7,8 +7,8 @@ from typing import SupportsIndex
 
 from . import ert
 from . import xclbin as container
+from .command import Chain, Command, Packet, ShimError
 from .enums import PybindEnum, cu_access_mode, ert_cmd_state
-from .hardware import Chain, Command, ShimError, Window
 from .pyxrt_bo import bo
 from .pyxrt_device import hw_context
 from .pyxrt_xclbin import INVALID_ARGUMENT
@@ -104,8 +104,7 @@ class run:
         self._values: dict[int, int] = {}
         self._buffers: dict[int, bo] = {}
         # Made by the first start after a change of the arguments.
-        self._packet: bytes | None = None
-        self._windows: dict[int, Window] = {}
+        self._packet: Packet | None = None
         self._command: Command | None = None
         self._in_runlist = False
 
@@ -184,9 +183,9 @@ class run:
         context = owner._hw_context._context
         assert context is not None
         if self._packet is None:
-            self._packet = ert.encode_start(owner._info.args, self._values)
-            self._windows = {index: b._window for index, b in self._buffers.items()}
-        command = Command(context, owner._index, owner._info, self._packet, self._windows, chain)
+            words = ert.encode_start(owner._info.args, self._values)
+            self._packet = Packet(words, {index: b._window for index, b in self._buffers.items()})
+        command = Command(context, owner._index, owner._info, self._packet, chain)
         # Before it is submitted: what an interrupt leaves in the queue can be waited for.
         before, self._command = self._command, command
         try:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ..bf16 import F32
 from ..bundle import Bundle
+from ..cores import run_rows
 from ..device import Buffer, Session
 from ..errors import BundleError
-from ..hostops import POOLINGS, layer_norm, row_numbers, unit_rows
+from ..hostops import POOLINGS, add_layer_norm, put_layer_norm, row_numbers, unit_rows
 from ..manifest import Manifest
 from ..npu import Npu
 from ..packing import Pack
@@ -174,32 +175,31 @@ class Bert:
         tap: Tap | None = None,
     ) -> Steps:
         """A forward of a pack; see Forward.steps."""
-        buffers, rows, d, eps = self._slot(slot), pack.rows, self.hidden_size, self.layer_norm_eps
+        buffers, rows, eps = self._slot(slot), pack.rows, self.layer_norm_eps
         with timing.stage("embeddings"):
-            x = self._embed(ids, pack)
+            x = self._embed(ids, pack, buffers.x)
         if tap is not None:
             tap("embeddings", x)
+        # Ascending: each run's rows past its text are overwritten by the next text's run.
+        texts = zip(pack.starts, pack.lengths, strict=True)
+        attention = Stretch(
+            "mha", tuple(MhaRun(buffers.qkv, buffers.att, n, row=row) for row, n in texts)
+        )
         for index, layer in enumerate(self._layers):
             packed = layer.packed
-            with timing.stage("host"):
-                buffers.x.put(x)
             yield Stretch("gemm", [GemmRun("qkv", buffers.x, packed["qkv"], buffers.qkv, rows)])
-            # Ascending: each run's rows past its text are overwritten by the next text's run.
-            texts = zip(pack.starts, pack.lengths, strict=True)
-            yield Stretch("mha", [MhaRun(buffers.qkv, buffers.att, n, row=row) for row, n in texts])
+            yield attention
             yield Stretch("gemm", [GemmRun("o", buffers.att, packed["o"], buffers.out, rows)])
             with timing.stage("host"):
                 norm = layer.attention_norm
-                y = buffers.out.get(rows, d)
-                x = layer_norm(y, norm.weight, norm.bias, eps, residual=x)
-                buffers.x.put(x)
+                add_layer_norm(x, buffers.out, norm.weight, norm.bias, eps, buffers.x)
             up = GemmRun("up", buffers.x, packed["up"], buffers.inner, rows)
             down = GemmRun("down", buffers.inner, packed["down"], buffers.out, rows)
             yield from stretches(self.npu, "gemm", [up, down])
             with timing.stage("host"):
                 norm = layer.output_norm
-                y = buffers.out.get(rows, d)
-                x = layer_norm(y, norm.weight, norm.bias, eps, residual=x)
+                following = None if layer is self._layers[-1] else buffers.x
+                add_layer_norm(x, buffers.out, norm.weight, norm.bias, eps, following)
             if tap is not None:
                 tap(f"layer {index}", x)
         with timing.stage("pooling"):
@@ -212,15 +212,23 @@ class Bert:
             self._slots.append(_Slot.allocate(self.npu.session, self.npu.bundle, self.max_rows))
         return self._slots[slot]
 
-    def _embed(self, ids: Sequence[NDArray[np.int32]], pack: Pack) -> F32:
-        """LayerNorm(word + type + position) of every token, float32 [rows, hidden_size]."""
+    def _embed(self, ids: Sequence[NDArray[np.int32]], pack: Pack, out: Rows) -> F32:
+        """LayerNorm(word + type + position) of every token, float32 [rows, hidden_size]; put."""
         flat = np.concatenate(ids)
         checks.token_ids(flat, self.vocab_size)
-        x: F32 = self._words[flat]
-        x += self._token_type
-        x += self._positions[self.position_ids(flat, pack)]
+        x: F32 = np.empty((len(flat), self.hidden_size), dtype=np.float32)
+        places = self.position_ids(flat, pack)
+
+        def gather(start: int, stop: int) -> None:
+            rows = x[start:stop]
+            np.take(self._words, flat[start:stop], axis=0, out=rows, mode="clip")
+            np.add(rows, self._token_type, out=rows)
+            np.add(rows, self._positions[places[start:stop]], out=rows)
+
+        run_rows(len(x), self.hidden_size, gather)
         norm = self._embedding_norm
-        return layer_norm(x, norm.weight, norm.bias, self.layer_norm_eps)
+        put_layer_norm(x, norm.weight, norm.bias, self.layer_norm_eps, out)
+        return x
 
     def close(self) -> None:
         """Release kernels and contexts, then the weights' and the rows' buffers."""

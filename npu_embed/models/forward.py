@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import jit
 from ..bf16 import F32
 from ..bundle import Bundle
 from ..device import Buffer, Session
@@ -101,6 +102,7 @@ def forward_together(
     Raises:
         NoFreeContext, RunFailed, DeviceError: from the device.
     """
+    jit.note_rows(sum(pack.rows for _, pack in packs))
     model.npu.plan(model.contexts())
     steps = [model.steps(ids, pack, slot, timing, tap) for slot, (ids, pack) in enumerate(packs)]
     return run_together(model.npu, steps, timing)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from npu_embed.emulator.dma import Piece
 from npu_embed.emulator.flows import (
     Argument,
-    Scratch,
     collapse,
     flow_words,
     gather,
@@ -110,13 +109,3 @@ def test_scatter_stores_what_gather_reads() -> None:
     assert (gather(target, args) == gather(source, args)).all()
     written = args[1].memory.device.view(np.uint16)
     assert (written[32 + 18 :][:2] == gather(source, args)[:2]).all(), "past the buffer's base"
-
-
-def test_scratch_is_reused_and_grows() -> None:
-    scratch = Scratch()
-    first = scratch.take("a", (4, 5))
-    assert first.shape == (4, 5)
-    assert first.dtype == np.float32
-    assert np.shares_memory(first, scratch.take("a", (2, 3)))
-    assert not np.shares_memory(first, scratch.take("b", (4, 5)))
-    assert scratch.take("a", (40, 50)).shape == (40, 50)

@@ -187,7 +187,7 @@ def test_a_stream_of_another_generation_is_refused() -> None:
     stream = txn.assemble(PLAIN.ops(), dev_gen=3, num_cols=4).encode()
     case = Case(PLAIN)
     with pytest.raises(Fault, match="generation 3, this NPU is 4"):
-        case.bench.array.run(stream, case.buffers.arguments, None)  # type: ignore[arg-type]
+        case.bench.array.bind(stream, case.buffers.arguments)
 
 
 def test_a_token_waited_for_twice_never_comes() -> None:

@@ -9,9 +9,11 @@ import pytest
 from handmade import Buffers, bd, bd_address, ramp
 from handmade_gemm import Case, Gemm, Tiles, all_cores, packed
 
+from npu_embed import cores
 from npu_embed.bf16 import to_bf16, to_f32
 from npu_embed.emulator import txn
 
+pytestmark = pytest.mark.usefixtures("kernels")
 SMALL = Tiles()
 PLAIN = Gemm(SMALL, chunks=1, k_blocks=2, n_blocks=(1, 1))
 WORDS = len(PLAIN.words())
@@ -190,3 +192,34 @@ def test_programs_of_other_tiles_do_not_share_unpacked_weights() -> None:
     first.buffers.arguments[1] = second.buffers.arguments[1]
     first.run()
     second.run().check()
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_c_may_lie_over_a(chunks: int) -> None:
+    # All of A is read before any of C is written, however the work is cut.
+    gemm = replace(PLAIN, chunks=chunks, k_blocks=2, n_blocks=(1, 1))
+    case = Case(gemm)
+    wide = np.zeros(max(case.buffers.bits(0).size, case.buffers.bits(2).size), np.uint16)
+    wide[: case.buffers.bits(0).size] = case.buffers.bits(0)
+    both = case.buffers.arguments[case.buffers.add(wide)]
+    case.buffers.arguments[0] = case.buffers.arguments[2] = both
+    apart = Case(gemm).run().c
+    case.run()
+    found = case.buffers.bits(2)[: apart.size].reshape(apart.shape)
+    np.testing.assert_array_equal(found[:, : 2 * gemm.n_out], apart[:, : 2 * gemm.n_out])
+
+
+@pytest.mark.parametrize("epilogue", range(5))
+def test_cutting_the_work_changes_no_result(epilogue: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm = replace(PLAIN, epilogue=epilogue, chunks=3, n_blocks=(2, 1), bias=True)
+    whole = Case(gemm).run()
+    monkeypatch.setattr(cores, "count", lambda: 3)
+    monkeypatch.setattr(cores, "LEAST_FLOP", 1)
+    for rows, thin in ((4, 2), (4096, 4096)):  # by rows, by columns
+        monkeypatch.setattr(cores, "BLOCK_ROWS", rows)
+        monkeypatch.setattr(cores, "THIN_ROWS", thin)
+        cut = Case(gemm).run()
+        cut.check()
+        # A product of another shape may sum in another order: the last bit may tip.
+        found, wanted = to_f32(cut.c), to_f32(whole.c)
+        np.testing.assert_allclose(found, wanted, rtol=2**-7, atol=1e-6)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from boards import Design, Loaded, Xrt, copying_design
 
-from npu_embed.emulator import pyxrt
-from npu_embed.emulator.array import Array
+from npu_embed.emulator import hardware, pyxrt
 from npu_embed.emulator.ert import encode_start
 from npu_embed.emulator.hardware import EmulatedNpu
 from npu_embed.emulator.heap import Heap
@@ -198,7 +197,7 @@ def test_a_machine_without_memory_ends_the_run_not_the_program(
 
     run = loaded.run()
     with monkeypatch.context() as patch:
-        patch.setattr(Array, "run", exhausted)
+        patch.setattr(hardware, "compute", exhausted)
         run.start()
         assert name(run.wait()) == "ERROR"
     run.start()
@@ -214,7 +213,7 @@ def test_an_interrupted_wait_can_be_waited_for_again(
     run = loaded.run()
     run.start()
     with monkeypatch.context() as patch:
-        patch.setattr(Array, "run", interrupted)
+        patch.setattr(hardware, "compute", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.wait()
     assert name(run.wait()) == "COMPLETED"

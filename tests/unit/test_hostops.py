@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from npu_embed import jit
+from npu_embed.bf16 import round_f32
+from npu_embed.device import Session
 from npu_embed.hostops import (
     POOLINGS,
+    add_layer_norm,
     first_row,
     layer_norm,
     max_pool,
     mean_pool,
-    rms_norm,
+    put_layer_norm,
     row_numbers,
     unit_rows,
 )
+from npu_embed.rows import Rows
 
 F32 = NDArray[np.float32]
+EPS = 1e-12
 
 # float32 keeps 2^-24; a sum of n terms loses at most n of those, in practice about sqrt(n).
 TOLERANCE = 64 * 2.0**-24
@@ -27,21 +35,81 @@ def numbers(rows: int, width: int, seed: int = 0) -> F32:
     return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
 
 
+@pytest.mark.parametrize("width", [64, 40])  # whole lanes, and not
 @pytest.mark.parametrize("rows", [1, 2, 700])  # 700 rows of 64 are more than one block
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_layer_norm_is_the_formula(rows: int, with_residual: bool) -> None:
-    x, residual = numbers(rows, 64), numbers(rows, 64, seed=1) if with_residual else None
-    weight, bias = numbers(1, 64, seed=2)[0], numbers(1, 64, seed=3)[0]
-    y = x.astype(np.float64) + (0 if residual is None else residual)
-    y -= y.mean(axis=1, keepdims=True)
-    wanted = y / np.sqrt((y * y).mean(axis=1, keepdims=True) + 1e-12) * weight + bias
-    kept = None if residual is None else residual.copy()
-    found = layer_norm(x, weight, bias, 1e-12, residual)
+def test_layer_norm_is_the_formula(rows: int, width: int) -> None:
+    x = numbers(rows, width)
+    weight, bias = numbers(1, width, seed=2)[0], numbers(1, width, seed=3)[0]
+    wanted = layer_norm64(x, weight, bias)
+    found = layer_norm(x, weight, bias, EPS)
     assert found is x
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, wanted, rtol=0, atol=8 * TOLERANCE)
-    if residual is not None:
-        np.testing.assert_array_equal(residual, kept)
+
+
+def layer_norm64(x: F32, weight: F32, bias: F32) -> NDArray[np.float64]:
+    y = x.astype(np.float64)
+    y -= y.mean(axis=1, keepdims=True)
+    wanted: NDArray[np.float64] = (
+        y / np.sqrt((y * y).mean(axis=1, keepdims=True) + EPS) * weight + bias
+    )
+    return wanted
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("width", [64, 40])
+@pytest.mark.parametrize("rows", [1, 700])
+@pytest.mark.parametrize("put", [True, False])
+def test_what_follows_a_gemm_is_added_normed_and_put_in_one_step(
+    session: Session, rows: int, width: int, put: bool
+) -> None:
+    x, weight, bias = numbers(rows, width), numbers(1, width, 2)[0], numbers(1, width, 3)[0]
+    y, out = Rows(session, rows, width + 8), Rows(session, rows, width + 16)
+    added = round_f32(numbers(rows, width, 4))
+    y.put(added)  # as if the device had written it
+    out.put(np.full((rows, width + 16), 7.0, np.float32))
+    wanted = layer_norm64(x + added, weight, bias)
+    add_layer_norm(x, y, weight, bias, EPS, out if put else None)
+    np.testing.assert_allclose(x, wanted, rtol=0, atol=8 * TOLERANCE)
+    device = out.get(rows)
+    np.testing.assert_array_equal(device[:, :width], round_f32(x) if put else 7.0)
+    np.testing.assert_array_equal(device[:, width:], 7.0)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_embeddings_are_normed_and_put_in_one_step(session: Session) -> None:
+    x, weight, bias = numbers(9, 64), numbers(1, 64, 2)[0], numbers(1, 64, 3)[0]
+    out = Rows(session, 12, 64)
+    wanted = layer_norm(x.copy(), weight, bias, EPS)
+    put_layer_norm(x, weight, bias, EPS, out)
+    np.testing.assert_array_equal(x, wanted)
+    np.testing.assert_array_equal(out.get(9), round_f32(wanted))
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 1e4, 1e18])
+@pytest.mark.parametrize("width", [16, 384, 1040])
+def test_compiled_norms_give_the_bits_of_numpys(
+    session: Session,
+    width: int,
+    scale: float,
+    compiled_kernels: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = 300
+    x, y = numbers(rows, width) * np.float32(scale), Rows(session, rows, width)
+    x[0] = 0.0
+    y.put(numbers(rows, width, 5))
+    weight, bias = numbers(1, width, 2)[0], numbers(1, width, 3)[0]
+    found = []
+    for kernels in (None, compiled_kernels):
+        monkeypatch.setattr(jit, "kernels", kernels)
+        z, out = x.copy(), Rows(session, rows, width)
+        with np.errstate(over="ignore", invalid="ignore"):
+            put_layer_norm(z, weight, bias, EPS, out)
+            add_layer_norm(z, y, weight, bias, EPS, out)
+        found.append((z.view(np.uint32), out.bits(rows)))
+    for numpys, compiled in zip(*found, strict=True):
+        np.testing.assert_array_equal(numpys, compiled)
 
 
 def test_layer_norm_of_equal_values_is_the_bias() -> None:
@@ -55,29 +123,6 @@ def test_layer_norm_eps_counts() -> None:
     ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
     found = layer_norm(x, ones, zeros, 1e-6)
     np.testing.assert_allclose(found, [[2**-0.5, -(2**-0.5)]], rtol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(1, 64), (700, 64), (1, 3, 8), (90, 5, 128)])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_rms_norm_is_the_formula_over_the_last_axis(shape: tuple[int, ...], weighted: bool) -> None:
-    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    weight = np.random.default_rng(1).standard_normal(shape[1:]).astype(np.float32)
-    y = x.astype(np.float64)
-    wanted = y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + 0.25) * (weight if weighted else 1)
-    kept = x.copy()
-    found = rms_norm(x, weight if weighted else None, 0.25)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=8 * TOLERANCE)
-    np.testing.assert_array_equal(x, kept)
-
-
-def test_rms_norm_may_overwrite_a_part_of_an_array_and_only_that() -> None:
-    x = np.random.default_rng(0).standard_normal((300, 6, 32)).astype(np.float32)
-    wanted, rest = rms_norm(x[:, 1:4].copy(), None, 1e-6), x[:, 4:].copy()
-    part = x[:, 1:4]
-    assert rms_norm(part, None, 1e-6, out=part) is part
-    np.testing.assert_array_equal(x[:, 1:4], wanted)
-    np.testing.assert_array_equal(x[:, 4:], rest)
 
 
 STARTS, LENGTHS = (0, 3, 4), (3, 1, 5)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from npu_embed.bf16 import to_bf16, to_f32
 from npu_embed.emulator import txn
 from npu_embed.emulator.controller import Fault, Stall
-from npu_embed.emulator.mha import FEWEST_ROWS, ONE_THREAD_MACS, block_rows
 
+pytestmark = pytest.mark.usefixtures("kernels")
 CANARY = 0x1234
 NAN = 0x7FC0
 PLAIN = Mha(heads=4, kv_heads=4, head_dim=8, rows=16, shares=((0, 2), (2, 2)))
@@ -309,35 +309,18 @@ def test_quadratic_work_from_a_small_buffer_is_refused_before_memory_is_taken() 
         mha.bench().run([*ops, txn.sync(0, 0, 0, 1, 1, 0)], Buffers())
 
 
-# --- how products are cut for BLAS ---------------------------------------------------------------
+# --- how the work is cut ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "macs_a_row", "block"),
-    [
-        (64, 1, 64),
-        (64, ONE_THREAD_MACS // 64, 64),
-        (64, ONE_THREAD_MACS // 64 + 1, 32),
-        (64, ONE_THREAD_MACS // FEWEST_ROWS, FEWEST_ROWS),
-        (64, ONE_THREAD_MACS // FEWEST_ROWS + 1, 64),  # not in ever thinner slices
-        (48, ONE_THREAD_MACS // 13, 12),
-        (3, ONE_THREAD_MACS // 8, 3),
-    ],
-)
-def test_a_product_is_cut_to_stay_on_one_thread_but_never_into_thin_slices(
-    rows: int, macs_a_row: int, block: int
-) -> None:
-    assert block_rows(rows, macs_a_row) == block
-
-
-@pytest.mark.parametrize("limit", [1, 8 * 16 * 8, 1 << 30])
+@pytest.mark.parametrize(("query_rows", "score_elems"), [(4, 1), (16, 1 << 8), (1 << 10, 1 << 30)])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_cutting_products_changes_no_result(
-    ragged: bool, limit: int, monkeypatch: pytest.MonkeyPatch
+def test_cutting_the_work_changes_no_result(
+    ragged: bool, query_rows: int, score_elems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     design = replace(PLAIN, all_kv=9, all_window=3, ragged=ragged)
     whole = Case(design).run()
-    monkeypatch.setattr("npu_embed.emulator.mha.ONE_THREAD_MACS", limit)
+    monkeypatch.setattr("npu_embed.emulator.mha_call.QUERY_ROWS", query_rows)
+    monkeypatch.setattr("npu_embed.emulator.mha_call.SCORE_ELEMS", score_elems)
     cut = Case(design).run()
     cut.check()
     # A product of another height may sum in another order: the last bit of bfloat16 may tip.

@@ -13,9 +13,8 @@ from handmade_mha import Mha
 
 from npu_embed.emulator import array as array_module
 from npu_embed.emulator import txn
-from npu_embed.emulator.array import Array, PlanCache, load_program
+from npu_embed.emulator.array import Array, PlanCache, compute, load_program
 from npu_embed.emulator.controller import Fault, Stall
-from npu_embed.emulator.flows import Scratch
 from npu_embed.emulator.gemm import GemmProgram
 from npu_embed.emulator.mha import MhaProgram
 from npu_embed.emulator.program import NoArrayProgram, read_constants
@@ -31,6 +30,7 @@ MAGIC = bytes.fromhex("DD00000044332211") + b"NPUEMBED"
 
 def test_a_pdi_names_its_program() -> None:
     assert load_program(pdi(**GEMM), 4) == GemmProgram(4, 4, 16, 64, 64, 1024)
+    assert load_program(pdi(**GEMM, row_tile=4), 4) == GemmProgram(4, 4, 16, 64, 64, 1024, 4)
     assert load_program(pdi(**MHA) + bytes(64), 8) == MhaProgram(4, 4, 12, 4, 32, 1024)
 
 
@@ -69,6 +69,9 @@ def test_what_names_no_array_program_is_refused(image: bytes, says: str) -> None
         (GEMM, {"k_tile": 1 << 21}, "small integer"),
         (GEMM, {"k_tile": 60}, "contradict"),
         (GEMM, {"n_tile": 24}, "contradict"),
+        (GEMM, {"row_tile": 0}, "row_tile=0"),
+        (GEMM, {"row_tile": 5}, "contradict"),
+        (GEMM, {"row_tile": 32}, "contradict"),
         (GEMM, {"extra": 1}, "extra"),
         (GEMM, {"columns": 5}, "partition of 4 columns"),
         (GEMM, {"columns": 1 << 20, "core_rows": 1 << 20}, "contradict"),
@@ -125,7 +128,7 @@ class Partition:
             self.buffers.add(np.zeros(elements, np.uint16))
 
     def run(self, stream: bytes) -> None:
-        self.array.run(stream, self.buffers.arguments, Scratch())
+        compute([self.array.bind(stream, self.buffers.arguments)])
 
     @property
     def made(self) -> int:
@@ -219,6 +222,6 @@ def test_programs_on_one_device_do_not_share_plans() -> None:
     stream = assemble(
         [*ops[:20], *[txn.write(txn.address(3, r, 0x410), 0) for r in (2, 3)], *ops[20:]]
     )
-    mha_array.run(stream, buffers.arguments, Scratch())
+    compute([mha_array.bind(stream, buffers.arguments)])
     with pytest.raises((Fault, Stall)):
-        gemm_array.run(stream, buffers.arguments, Scratch())
+        compute([gemm_array.bind(stream, buffers.arguments)])

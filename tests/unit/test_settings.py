@@ -25,6 +25,7 @@ READERS: dict[str, Callable[[], object]] = {
     "NPU_EMBED_IDLE_RELEASE_MS": settings.idle_release_ms,
     "NPU_EMBED_KERNELS": settings.kernels_dir,
     "NPU_EMBED_EMU_PROFILE": settings.emulator_profile,
+    "NPU_EMBED_API_KEY": settings.api_key,
     "NPU_EMBED_EMU_SLOTS": lambda: settings.emulator_slots(16),
     "NPU_EMBED_EMU_MODE": settings.emulator_mode,
     "NPU_EMBED_EMU_SEED": settings.emulator_seed,

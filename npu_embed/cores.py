@@ -1,0 +1,203 @@
+"""The cores of this machine: jobs over rows that threads take in turn, one BLAS thread in each.
+
+BLAS' own threads split one product after another and wait for each other in a spin in between:
+slower than threads with a product each, and on a busy machine many times so. numpy and compiled
+kernels let other threads run while they compute.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Scratch:
+    """Float32 work arrays, kept and grown: fresh pages cost more than arithmetic on them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[np.float32]] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """A C-contiguous float32 array with any content; valid until `name` is next taken."""
+        size = prod(shape)
+        array = self._arrays.get(name)
+        if array is None or array.size < size:
+            array = self._arrays[name] = np.empty(size, dtype=np.float32)
+        return array[:size].reshape(shape)
+
+
+Job = Callable[[Scratch], None]
+
+
+class _Blas:
+    """The BLAS that numpy uses, held at one thread while jobs compute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 1
+        self._libraries: list[Any] | None = None
+
+    def _found(self) -> list[Any]:
+        if self._libraries is None:
+            from threadpoolctl import ThreadpoolController  # a few ms, on the first run only
+
+            found = ThreadpoolController().select(user_api="blas").lib_controllers
+            # Other packages bring their own BLAS, whose threads are none of our business.
+            numpys = [lib for lib in found if "numpy" in (lib.filepath or "")]
+            self._libraries = numpys or (found if len(found) == 1 else [])
+        return self._libraries
+
+    def _threads(self) -> int:
+        return max((lib.num_threads for lib in self._found()), default=1)
+
+    def threads(self) -> int:
+        """How many threads the user lets it have; 1 where that cannot be told."""
+        with self._lock:
+            return self._before if self._users else self._threads()
+
+    @contextmanager
+    def single(self) -> Iterator[None]:
+        """Hold it at one thread; what was set before is set again after the last user."""
+        with self._lock:
+            if self._users == 0:
+                self._before = self._threads()
+                self._set(1)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._set(self._before)
+
+    def _set(self, threads: int) -> None:
+        if self._before > 1:
+            for lib in self._found():
+                lib.set_num_threads(threads)
+
+    def after_fork(self) -> None:
+        """In a child: the threads that were computing are the parent's."""
+        self._lock = threading.Lock()
+        if self._users:
+            self._users = 0
+            self._set(self._before)
+
+
+class _Own(threading.local):
+    """What each thread has for itself."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
+class _Threads:
+    """The threads that help callers with their jobs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._size = 0
+
+    def start(self, count: int, waiting: Iterator[Job]) -> list[Future[None]]:
+        """As many threads, doing jobs; none once Python is shutting down."""
+        if count < 1:
+            return []
+        with self._lock:
+            if self._pool is None or self._size < count:
+                self._pool = ThreadPoolExecutor(count, thread_name_prefix="npu_embed-cores")
+                self._size = count
+            try:
+                return [self._pool.submit(_work, waiting) for _ in range(count)]
+            except RuntimeError:
+                return []
+
+    def after_fork(self) -> None:
+        """In a child: a fork takes no threads along."""
+        self._lock = threading.Lock()
+        self._pool = None
+
+
+def count() -> int:
+    """How many jobs run at a time: as many as the user lets numpy's BLAS have threads."""
+    return _blas.threads()
+
+
+def run(jobs: Sequence[Job]) -> None:
+    """Do all jobs, in any order; each is given work arrays that no other uses meanwhile.
+
+    Raises:
+        MemoryError: or what else a job raises; no other is running then.
+    """
+    waiting = iter(jobs)
+    with _blas.single():
+        helpers = _threads.start(min(len(jobs), count()) - 1, waiting)
+        try:
+            _work(waiting)
+        finally:
+            for _ in waiting:  # after an error nobody starts another job
+                pass
+            errors = [helper.exception() for helper in helpers]  # waits for them
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _work(waiting: Iterator[Job]) -> None:
+    scratch = _own.scratch
+    # Rows past the texts hold whatever was there, NaN included; they are computed as on hardware.
+    with np.errstate(all="ignore"):
+        for job in waiting:
+            job(scratch)
+
+
+_own = _Own()
+_blas = _Blas()
+_threads = _Threads()
+os.register_at_fork(after_in_child=_blas.after_fork)
+os.register_at_fork(after_in_child=_threads.after_fork)
+
+
+LEAST_FLOP = 4_000_000  # of a job for another thread: some 40 us, as long as it takes to wake one
+BLOCK_ROWS = 256  # a block's float32 operands and results stay in the cache; more gain nothing
+THIN_ROWS = 64  # of fewer, columns are shared out: a product of few rows is bound by reading B
+LEAST_ELEMS = 1 << 16  # of rows to go through for another thread
+
+Block = tuple[int, int, int, int]  # rows [start, stop) and columns [start, stop) of a product
+
+
+def cut_product(rows: int, columns: int, k: int, tile: int) -> list[Block]:
+    """Blocks of a [rows, k] [k, columns] product for all cores, columns cut at tiles.
+
+    Each core gets several where there are enough, so that none waits long for the last one.
+    """
+    parts = min(count(), max(1, 2 * rows * columns * k // LEAST_FLOP))
+    if rows <= THIN_ROWS:
+        size = -(-columns // (parts * tile)) * tile
+        return [(0, rows, at, min(at + size, columns)) for at in range(0, columns, size)]
+    blocks = parts * -(-rows // (BLOCK_ROWS * parts))
+    size = min(rows, -(-rows // (blocks * THIN_ROWS)) * THIN_ROWS)
+    return [(at, min(at + size, rows), 0, columns) for at in range(0, rows, size)]
+
+
+def run_rows(rows: int, width: int, part: Callable[[int, int], None]) -> None:
+    """Call part(start, stop) for all rows, in parts on all cores where there are many."""
+    parts = min(count(), rows * width // LEAST_ELEMS)
+    if parts < 2:
+        part(0, rows)
+        return
+    size = -(-rows // parts)
+
+    def job(start: int) -> Job:
+        return lambda scratch: part(start, min(start + size, rows))
+
+    run([job(start) for start in range(0, rows, size)])

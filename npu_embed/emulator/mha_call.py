@@ -1,0 +1,360 @@
+"""One attention of the MHA array program, bound to its streams; see docs/array-programs.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import cores
+from ..bf16 import F32
+from ..cores import Job, Scratch
+from .dma import Piece
+from .flows import Arguments, View, collapse, gather, scatter, split_dims, spread, view
+from .heads import Heads
+from .softmax import padded, softmax2
+
+# Query rows computed at a time: with a window, keys far from all of them are left out.
+QUERY_ROWS = 128
+SCORE_ELEMS = 1 << 17  # of the scores computed at a time, so that they stay in the cache
+
+Span = tuple[int, int]  # rows [start, stop) of a bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What one column of cores computes: its heads, and the streams they use."""
+
+    heads: int
+    kv_heads: int
+    kv_of_head: tuple[int, ...]
+    q: list[Piece]
+    kv: list[Piece]
+    o: list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """All columns' heads as strided views of the arguments, where their streams line up."""
+
+    q: View
+    k: View
+    v: View
+    o: View
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Heads computed in one go: of all columns, or of one.
+
+    kv_of_head: each query head's key/value head. limits: (kv, window) of each core row.
+    """
+
+    kv_of_head: tuple[int, ...]
+    limits: tuple[tuple[int, int], ...]
+    streams: _Views | Column
+
+    def shares(self) -> Iterator[tuple[int, int, int, int]]:
+        """First query head, query heads, first key/value head, key/value heads of like parts."""
+        heads = len(self.kv_of_head)
+        kv_heads = self.kv_of_head[-1] + 1
+        share = heads // kv_heads
+        if self.kv_of_head == tuple(h // share for h in range(heads)):
+            yield 0, heads, 0, kv_heads
+        else:
+            for head, kv_head in enumerate(self.kv_of_head):
+                yield head, 1, kv_head, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    q: Heads
+    k: Heads
+    v: Heads
+    o: Heads
+
+
+def _split_kv(flow: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """The K and the V half of a stream, if each is one piece; else two empty lists."""
+    if len(flow) == 2 and flow[0].words == flow[1].words:
+        return [flow[0]], [flow[1]]
+    return [], []
+
+
+class MhaCall:
+    """An attention with everything but the buffers' addresses fixed."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rows: int,
+        columns: list[Column],
+        limits: list[list[tuple[int, int]]],
+    ) -> None:
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self.rows = rows
+        self.pieces = [piece for c in columns for piece in (*c.q, *c.kv, *c.o)]
+        self.read = {piece.arg for c in columns for piece in (*c.q, *c.kv)}
+        merged = self._merge(columns, limits)
+        self._groups = (
+            [merged]
+            if merged is not None
+            else [
+                _Group(c.kv_of_head, tuple(limit), c)
+                for c, limit in zip(columns, limits, strict=True)
+            ]
+        )
+
+    def _merge(self, columns: list[Column], limits: list[list[tuple[int, int]]]) -> _Group | None:
+        """All columns as one group of strided views, or None where their streams do not line up."""
+        first = columns[0]
+        if any(limit != limits[0] for limit in limits):
+            return None
+        halves = [_split_kv(c.kv) for c in columns]
+        flows = ([c.q for c in columns], [h[0] for h in halves], [h[1] for h in halves])
+        views = []
+        for heads, streams in (
+            (first.heads, flows[0]),
+            (first.kv_heads, flows[1]),
+            (first.kv_heads, flows[2]),
+            (first.heads, [c.o for c in columns]),
+        ):
+            together = spread(streams) if all(streams) else None
+            if together is None:
+                return None
+            piece, step = together
+            dims = split_dims(piece, (heads, self.rows, self._head_dim))
+            all_heads = collapse(((len(columns), 2 * step), dims[0])) if dims is not None else None
+            if dims is None or all_heads is None or dims[2][1] != 1:
+                return None
+            views.append(view(piece, (all_heads, dims[1], dims[2])))
+        q, k, v, o = views
+        if q.shape[0] != self._heads or k.shape[0] != self._kv_heads:
+            return None
+        share = self._heads // self._kv_heads
+        kv_of_head = tuple(h // share for h in range(self._heads))
+        return _Group(kv_of_head, tuple(limits[0]), _Views(q, k, v, o))
+
+    @property
+    def output(self) -> View | None:
+        """All of O as a view [heads, rows, head_dim], where its streams line up."""
+        streams = self._groups[0].streams
+        return streams.o if isinstance(streams, _Views) else None
+
+    def in_place(self, args: Arguments) -> bool:
+        """Whether it can read and write device memory as it is: O apart from what it reads."""
+        o = self.output
+        if o is None:
+            return False
+        written = args[o.arg].memory
+        return all(args[arg].memory is not written for arg in self.read)
+
+    def jobs(self, args: Arguments, spans: Sequence[Span]) -> list[Job]:
+        """What is to be done for the rows of `spans`, in any order; for calls in place."""
+        (group,) = self._groups
+        assert isinstance(group.streams, _Views)
+        streams = group.streams
+        q, k, v, o = (v.heads(args) for v in (streams.q, streams.k, streams.v, streams.o))
+        operands = _Operands(q, k, v, o)
+        return self._jobs(group, operands, spans)
+
+    def wrote(self, args: Arguments) -> None:
+        """Tell the memory that O was written; for calls in place."""
+        assert self.output is not None
+        self.output.wrote(args)
+
+    def __call__(self, args: Arguments) -> None:
+        """Compute from and into the arguments' device memory."""
+        whole = [(0, self.rows)]
+        if self.in_place(args):
+            cores.run(self.jobs(args, whole))
+            self.wrote(args)
+            return
+        for group in self._groups:
+            operands = self._gathered(group, args)
+            cores.run(self._jobs(group, operands, whole))
+            bits = operands.o.elements
+            if isinstance(group.streams, Column):
+                scatter(group.streams.o, args, bits)
+            else:
+                over = group.streams.o.device(args)
+                over[...] = bits.reshape(over.shape)
+                group.streams.o.wrote(args)
+
+    def _gathered(self, group: _Group, args: Arguments) -> _Operands:
+        """Copies of what a group reads, and a place for what it writes."""
+        streams = group.streams
+        heads, kv_heads = len(group.kv_of_head), group.kv_of_head[-1] + 1
+        per_head = self.rows * self._head_dim
+
+        def packed(elements: NDArray[np.uint16], first: int = 0) -> Heads:
+            return Heads(elements.reshape(-1), first, per_head, self._head_dim)
+
+        o = packed(np.empty(heads * per_head, dtype=np.uint16))
+        if isinstance(streams, Column):
+            kv = gather(streams.kv, args)
+            return _Operands(
+                packed(gather(streams.q, args)), packed(kv), packed(kv, kv_heads * per_head), o
+            )
+        q, k, v = (packed(np.array(v.device(args))) for v in (streams.q, streams.k, streams.v))
+        return _Operands(q, k, v, o)
+
+    def _jobs(self, group: _Group, operands: _Operands, spans: Sequence[Span]) -> list[Job]:
+        limits = group.limits if len(set(group.limits)) > 1 else group.limits[:1]
+        core_rows = self.rows // len(limits)
+        jobs: list[Job] = []
+        for i, limit in enumerate(limits):
+            for start, stop in spans:
+                first, last = max(start, i * core_rows), min(stop, (i + 1) * core_rows)
+                for row in range(first, last, QUERY_ROWS):
+                    part = row, min(row + QUERY_ROWS, last)
+                    jobs.append(partial(self._attend, group, operands, part, limit))
+        return jobs
+
+    def _attend(
+        self,
+        group: _Group,
+        operands: _Operands,
+        part: Span,
+        limit: tuple[int, int],
+        scratch: Scratch,
+    ) -> None:
+        """Some query rows of all heads: O = softmax2(Q K^T) V."""
+        start, stop = part
+        kv, window = limit
+        low = min(max(0, start - window), kv)
+        high = max(min(kv, stop + window), low)
+        for head, heads, kv_head, kv_heads in group.shares():
+            share = heads // kv_heads
+            step = max(1, SCORE_ELEMS // (share * (stop - start) * padded(high - low) or 1))
+            for at in range(0, kv_heads, step):
+                some = min(step, kv_heads - at)
+                self._attend_heads(
+                    operands,
+                    (head + at * share, some * share),
+                    (kv_head + at, some),
+                    part,
+                    (low, high),
+                    window,
+                    scratch,
+                )
+
+    def _attend_heads(
+        self,
+        operands: _Operands,
+        query_heads: tuple[int, int],
+        kv_heads: tuple[int, int],
+        part: Span,
+        keys: Span,
+        window: int,
+        scratch: Scratch,
+    ) -> None:
+        """Some query rows of some heads, (first, how many), over the keys [start, stop)."""
+        (head, heads), (kv_head, groups), (start, stop), (low, high) = (
+            query_heads,
+            kv_heads,
+            part,
+            keys,
+        )
+        rows, n, d = stop - start, high - low, self._head_dim
+        out = scratch.take("o", (heads, rows, d))
+        if n == 0:  # queries so far behind the keys that none is in their window
+            out[...] = 0
+            operands.o.round(head, start, out)
+            return
+        q = operands.q.widen(head, start, scratch.take("q", (heads, rows, d)))
+        k = operands.k.widen(kv_head, low, scratch.take("k", (groups, n, d)))
+        v = operands.v.widen(kv_head, low, scratch.take("v", (groups, n, d)))
+        # Query heads with the same keys are one product.
+        p = scratch.take("p", (heads, rows, padded(n)))
+        scores = p.reshape(groups, -1, padded(n))[:, :, :n]
+        np.matmul(q.reshape(groups, -1, d), k.transpose(0, 2, 1), out=scores)
+        softmax2(p, n, start - low, window)
+        # A key outside the window takes no part, and 0 * NaN would.
+        if window < max(stop - low, high - start) and not np.isfinite(v).all():
+            _weighted_apart(p, v, n, start - low, window, out)
+        else:
+            np.matmul(scores, v, out=out.reshape(groups, -1, d))
+        operands.o.round(head, start, out)
+
+
+def _weighted_apart(p: F32, v: F32, keys: int, first: int, window: int, out: F32) -> None:
+    """The product p v, each row over the keys in its window alone; p as in softmax2."""
+    share = len(p) // len(v)
+    for head, row in np.ndindex(*p.shape[:2]):
+        low = min(max(0, first + row - window), keys)
+        high = max(min(keys, first + row + window + 1), low)
+        out[head, row] = p[head, row, low:high] @ v[head // share, low:high]
+
+
+def compute_list(calls: Sequence[tuple[MhaCall, Arguments]]) -> None:
+    """Do attentions as if one after another, all at once where that gives the same."""
+    written = _rows_written(calls)
+    if written is None:
+        for call, args in calls:
+            call(args)
+        return
+    jobs: list[Job] = []
+    for (call, args), (first, _), visible in zip(
+        calls, written, visible_spans(written), strict=True
+    ):
+        jobs += call.jobs(args, [(start - first, stop - first) for start, stop in visible])
+    cores.run(jobs)
+    for call, args in calls:
+        call.wrote(args)
+
+
+def _rows_written(calls: Sequence[tuple[MhaCall, Arguments]]) -> list[Span] | None:
+    """The rows of one buffer that each call writes, ascending; None where they are not such.
+
+    Or where a call reads what another writes.
+    """
+    spans: list[Span] = []
+    places, written, read = set(), set(), set()
+    for call, args in calls:
+        o = call.output
+        if o is None or not call.in_place(args):
+            return None
+        heads = o.heads(args)
+        row, column = divmod(heads.first, heads.row_stride)
+        places.add((column, heads.head_stride, heads.row_stride, o.shape[0], o.shape[2]))
+        written.add(id(args[o.arg].memory))
+        read |= {id(args[arg].memory) for arg in call.read}
+        if spans and row < spans[-1][0]:
+            return None
+        spans.append((row, row + call.rows))
+    ((_, head_stride, row_stride, heads_count, _),) = places if len(places) == 1 else [(0,) * 5]
+    # Heads side by side in a row: no row holds a part of another one.
+    apart = 0 < head_stride * heads_count <= row_stride
+    return spans if apart and len(written) == 1 and not written & read else None
+
+
+def visible_spans(written: Sequence[Span]) -> list[list[Span]]:
+    """What nobody writes again later of the spans that are written in this order; they ascend.
+
+    A bucket's rows past its text are written over by the next text's run: nobody ever sees them, so
+    they need not be computed.
+    """
+    spans: list[list[Span]] = []
+    covered: list[Span] = []  # by what comes later; ascending and apart
+    for first, end in reversed(written):
+        own: list[Span] = []
+        at = first
+        for start, stop in covered:
+            if start >= end:
+                break
+            if start > at:
+                own.append((at, start))
+            at = max(at, stop)
+        if at < end:
+            own.append((at, end))
+        spans.append(own)
+        while covered and covered[0][0] <= end:
+            end = max(end, covered.pop(0)[1])
+        covered.insert(0, (first, end))
+    return spans[::-1]

@@ -1,0 +1,157 @@
+"""Jobs on threads, BLAS at one thread meanwhile, and how products are cut."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from threadpoolctl import ThreadpoolController, threadpool_limits
+
+from npu_embed import cores
+from npu_embed.cores import Scratch
+
+BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
+
+
+def blas_threads() -> int:
+    return max(lib.num_threads for lib in BLAS)
+
+
+@pytest.fixture
+def two() -> Iterator[None]:
+    """BLAS as a user with two cores has it."""
+    with threadpool_limits(2, user_api="blas"):
+        if blas_threads() != 2:
+            pytest.skip("this numpy's BLAS takes no number of threads")
+        yield
+
+
+def test_scratch_is_reused_and_grows() -> None:
+    scratch = Scratch()
+    first = scratch.take("a", (4, 5))
+    assert first.shape == (4, 5)
+    assert first.dtype == np.float32
+    assert np.shares_memory(first, scratch.take("a", (2, 3)))
+    assert not np.shares_memory(first, scratch.take("b", (4, 5)))
+    assert scratch.take("a", (40, 50)).shape == (40, 50)
+
+
+@pytest.mark.usefixtures("two")
+def test_every_job_is_done_once_by_as_many_threads_as_blas_may_have() -> None:
+    meet = threading.Barrier(2, timeout=30)
+    done: list[tuple[int, int]] = []
+
+    def job(number: int) -> cores.Job:
+        def do(scratch: Scratch) -> None:
+            if number < 2:
+                meet.wait()  # two are running at the same time
+            done.append((number, threading.get_ident()))
+
+        return do
+
+    cores.run([job(i) for i in range(20)])
+    assert sorted(n for n, _ in done) == list(range(20))
+    assert len({thread for _, thread in done}) == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_jobs_see_one_blas_thread_and_the_user_gets_his_own_back() -> None:
+    seen: list[int] = []
+    cores.run([lambda scratch: seen.append(blas_threads())] * 4)
+    assert seen == [1] * 4
+    assert blas_threads() == 2
+    assert cores.count() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_two_callers_at_once_leave_the_users_setting_as_it_was() -> None:
+    meet = threading.Barrier(2, timeout=30)
+
+    def outer(scratch: Scratch) -> None:
+        meet.wait()
+
+    def other() -> None:
+        cores.run([outer])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    cores.run([outer])
+    thread.join()
+    assert blas_threads() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_an_error_ends_the_jobs_and_comes_to_the_caller() -> None:
+    running = threading.Event()
+    done: list[int] = []
+
+    def fails(scratch: Scratch) -> None:
+        running.wait(30)
+        raise MemoryError("no more")
+
+    def works(scratch: Scratch) -> None:
+        running.set()
+        done.append(1)
+
+    def late(scratch: Scratch) -> None:
+        done.append(2)
+
+    for jobs in ([fails, works], [works, fails]):
+        running.clear()
+        with pytest.raises(MemoryError, match="no more"):
+            cores.run(jobs)
+    assert blas_threads() == 2
+    cores.run([late])
+    assert done[-1] == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_a_forked_child_computes_with_threads_of_its_own() -> None:
+    cores.run([lambda scratch: None] * 4)  # the parent's threads are there
+    child = os.fork()
+    if child == 0:
+        try:
+            done: list[int] = []
+            cores.run([lambda scratch: done.append(1)] * 8)
+            os._exit(0 if len(done) == 8 else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("rows", [1, 16, 63, 64, 65, 96, 200, 512, 2048, 2049])
+@pytest.mark.parametrize(("columns", "tile"), [(64, 64), (1152, 64), (1536, 64), (48, 16)])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_blocks_cover_a_product_once_at_tile_borders(
+    rows: int, columns: int, tile: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "count", lambda: count)
+    covered = np.zeros((rows, columns), int)
+    for top, bottom, left, right in cores.cut_product(rows, columns, 384, tile):
+        assert left % tile == 0
+        assert bottom - top <= cores.BLOCK_ROWS
+        covered[top:bottom, left:right] += 1
+    assert (covered == 1).all()
+
+
+def test_small_products_are_not_cut_and_large_ones_give_every_core_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores, "count", lambda: 2)
+    assert len(cores.cut_product(16, 64, 64, 64)) == 1
+    assert len(cores.cut_product(16, 1536, 384, 64)) == 2
+    assert len(cores.cut_product(2048, 1536, 384, 64)) == 8
+
+
+@pytest.mark.usefixtures("two")
+def test_rows_are_gone_through_once_and_in_parts_where_there_are_many() -> None:
+    for rows, width, parts in ((10, 8, 1), (4096, 384, 2)):
+        seen: list[tuple[int, int]] = []
+        cores.run_rows(rows, width, lambda start, stop, seen=seen: seen.append((start, stop)))
+        assert len(seen) == parts
+        assert sorted(seen)[0][0] == 0
+        assert sorted(seen)[-1][1] == rows
+        assert sum(stop - start for start, stop in seen) == rows
