@@ -18,53 +18,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import corpus
+import host_floor
 import report
+from host_floor import busy_seconds, since, split
+from host_traffic import traffic
 from report import Spread
 
 from npu_embed import Embedder, NpuEmbedError, Stats, __version__
+from npu_embed.bundle import Bundle
 
 WARM_UP_TEXTS = 64
-# Stages of the engine whose runs the emulated array computes, by the array program's name.
-DEVICE_STAGES = ("gemm", "mha")
-STAGES = ("gemm", "mha", "dispatch", "host", "tokenize", "embeddings", "pooling", "other")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One pass over the corpus: wall seconds, in all and by stage, and what was counted.
 
-    The stages of STAGES add up to seconds. gemm and mha are the emulated array's own compute, and
-    dispatch the rest of their runs' time: arguments, queue, instruction streams. On hardware nobody
-    can tell these apart: gemm and mha are whole runs, and dispatch is absent.
+    The stages add up to seconds; host_floor.split says which is whose.
     """
 
     seconds: float
     stages: dict[str, float]
     counts: dict[str, int]
-
-
-def busy_seconds(embedder: Embedder) -> dict[str, float] | None:
-    """Seconds the emulated array computed so far, by array program; None on hardware."""
-    busy: dict[str, float] | None = getattr(embedder._session.device, "busy_seconds", None)
-    return busy
-
-
-def split(
-    seconds: float, stages: Mapping[str, float], busy: Mapping[str, float] | None
-) -> dict[str, float]:
-    """Seconds by stage of STAGES, from the engine's own stages and the array's busy time."""
-    parts = dict(stages)
-    if busy is not None:
-        whole = sum(parts.get(stage, 0.0) for stage in DEVICE_STAGES)
-        for stage in DEVICE_STAGES:
-            parts[stage] = busy.get(stage, 0.0)
-        parts["dispatch"] = whole - sum(parts[stage] for stage in DEVICE_STAGES)
-    parts["other"] = seconds - sum(parts.values())
-    return {stage: parts[stage] for stage in STAGES if stage in parts}
-
-
-def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in now.items()}
 
 
 def _counts(now: Stats, before: Stats) -> dict[str, int]:
@@ -83,15 +58,16 @@ def measure(embedder: Embedder, texts: Sequence[str]) -> Round:
     embedder.embed(texts)
     seconds = time.perf_counter() - start
     after, busy_after = embedder.stats, busy_seconds(embedder)
-    busy = None if busy_after is None else _since(busy_after, busy_before or {})
-    stages = _since(after.seconds, before.seconds)
+    busy = None if busy_after is None else since(busy_after, busy_before or {})
+    stages = since(after.seconds, before.seconds)
     stages.pop("open", None)
     return Round(seconds, split(seconds, stages, busy), _counts(after, before))
 
 
-def summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Medians and ranges over the rounds; shares of the median round's seconds."""
+def summary(rounds: Sequence[Round], bundle: Bundle, rate: host_floor.CopyRate) -> dict[str, Any]:
+    """Medians and ranges over the rounds, each stage's share, and the host's time and its floor."""
     counts = rounds[-1].counts
+    least = traffic(bundle, counts["tokens"], counts["texts"])
     stages = {}
     for stage in rounds[0].stages:
         spread = Spread.of(r.stages[stage] for r in rounds)
@@ -105,6 +81,7 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
         "texts_per_s": Spread.of((r.counts["texts"] / r.seconds for r in rounds), 2),
         "tokens_per_s": Spread.of((r.counts["tokens"] / r.seconds for r in rounds), 1),
         "stages": stages,
+        "host": host_floor.summary([r.stages for r in rounds], counts["tokens"], least, rate),
         "counts": counts,
     }
 
@@ -130,6 +107,8 @@ def run(
                 done.append(measure(embedder, texts))
                 told = {"benchmark": "throughput", "round": number, "pack_rows": rows}
                 report.line({**told, **asdict(done[-1])})
+        # Of the same minutes as the rounds, on the same machine.
+        rate = host_floor.CopyRate.measure()
         lengths = [len(ids) for ids in embedders[0].tokenize(texts)]
         about = asdict(corpus.describe(texts, lengths))
         return [
@@ -140,7 +119,7 @@ def run(
                 "bundle": embedder.bundle.name,
                 "device": embedder.device,
                 "pack_rows": rows or embedder.bundle.max_rows,
-                **summary(done),
+                **summary(done, embedder.bundle, rate),
                 "corpus": about,
                 "machine": report.machine(),
             }
@@ -160,10 +139,25 @@ def show(found: Mapping[str, Any]) -> None:
         f"(median and range of {found['repeats']})\n"
     )
     rows = [
-        (stage, f"{part['median']:.3f}", f"{part['share']:.1%}")
+        (
+            stage,
+            f"{part['median']:.3f}",
+            f"{part['share']:.1%}",
+            f"{1e6 * part['median'] / found['tokens']:.2f}",
+        )
         for stage, part in found["stages"].items()
     ]
-    report.table(("stage", "s", "share"), rows)
+    report.table(("stage", "s", "share", "us/token"), rows)
+    host = found["host"]
+    sys.stderr.write(
+        f"  host: {host['us_per_token']} us/token, {host['share'].median:.1%} of the time\n"
+    )
+    if host["floor"] is not None:
+        size = sum(host["floor"]["bytes_per_token"].values())
+        sys.stderr.write(
+            f"  its floor: {size:,.0f} bytes/token at {host['copy_gb_per_s']} GB/s = "
+            f"{host['floor']['us_per_token']:.2f} us/token; host/floor {host['times_floor']}\n"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

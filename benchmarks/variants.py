@@ -27,7 +27,7 @@ def one_context_a_gemm(source: Path, out: Path) -> Path:
     """
     manifest = Manifest.read(source)
     specs = parse_specs(manifest)
-    shutil.copytree(source, out, copy_function=_link_or_copy)
+    shutil.copytree(source, out, copy_function=link_or_copy)
     records: list[Record] = []
     hashes: list[Record] = []
     for key, gemm in specs.gemms.items():
@@ -59,7 +59,7 @@ def _moved(record: Record) -> Record:
     return replace(record, fields=fields, text="")
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
     """A hard link where the file system has them: weights take no room twice."""
     try:
         os.link(source, target)

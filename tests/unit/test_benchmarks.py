@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import venv
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # they are scripts, not a package
 
 import corpus  # noqa: E402
+import host_floor  # noqa: E402
 import report  # noqa: E402
 import throughput  # noqa: E402
-import versus  # noqa: E402
 from report import Spread  # noqa: E402
 
 PARAGRAPH = "A paragraph of prose with several words in it, long enough to count as one."
@@ -208,7 +205,7 @@ def test_a_spread_is_the_median_and_the_range() -> None:
 
 def test_the_stages_add_up_to_the_seconds() -> None:
     engine = {"gemm": 5.0, "mha": 3.0, "host": 1.0, "tokenize": 0.5}
-    parts = throughput.split(10.0, engine, {"gemm": 4.5, "mha": 2.0})
+    parts = host_floor.split(10.0, engine, {"gemm": 4.5, "mha": 2.0})
     assert parts == {
         "gemm": 4.5,
         "mha": 2.0,
@@ -217,28 +214,9 @@ def test_the_stages_add_up_to_the_seconds() -> None:
         "tokenize": 0.5,
         "other": 0.5,
     }
-    on_hardware = throughput.split(10.0, engine, None)
+    on_hardware = host_floor.split(10.0, engine, None)
     assert "dispatch" not in on_hardware
     assert on_hardware["gemm"] == 5.0
-
-
-def test_the_ratio_is_taken_round_by_round() -> None:
-    def rounds(*seconds: float) -> list[dict[str, float]]:
-        return [{"seconds": s, "cpu_seconds": 2 * s} for s in seconds]
-
-    # The machine was twice as slow in the second round: a ratio of medians would not be 2.
-    found = versus.summary(
-        {versus.PEER: rounds(4.0, 8.0, 4.4), versus.OURS: rounds(2.0, 4.0, 2.2)}, 10, 100
-    )
-    assert found["times_peer"] == Spread(2.0, 2.0, 2.0)
-    assert found["engines"][versus.OURS]["tokens_per_s"] == Spread(45.5, 25.0, 50.0)
-
-
-def test_agreement_is_the_cosine_text_by_text(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([[1, 0], [0, 2]], np.float32))
-    np.save(tmp_path / "b.npy", np.array([[3, 0], [1, 1]], np.float32))
-    found = versus.agreement(tmp_path / "a.npy", tmp_path / "b.npy")
-    assert found == versus.Agreement(round(0.5**0.5, 6), round((1 + 0.5**0.5) / 2, 7), True)
 
 
 def test_blas_overrides_reach_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,9 +256,10 @@ def test_throughput_measures_every_pack_size_in_turn(
         assert found["texts"] == len(TEXTS)
         assert found["tokens"] == found["corpus"]["tokens"] > len(TEXTS)
         assert found["device"] == "emulated"
-        assert list(found["stages"]) == list(throughput.STAGES)
+        assert list(found["stages"]) == list(host_floor.STAGES)
         assert all(part["median"] >= 0 for part in found["stages"].values())
-        assert all(found["stages"][stage]["median"] > 0 for stage in throughput.DEVICE_STAGES)
+        assert all(found["stages"][stage]["median"] > 0 for stage in host_floor.DEVICE_STAGES)
+        assert found["host"]["times_floor"]["median"] > 0
         assert found["counts"]["runs"] > 0
         assert found["counts"]["bytes_to_device"] > 0
         assert found["counts"]["swaps"] == 0
@@ -295,109 +274,9 @@ def test_throughput_prints_json_lines_only_on_stdout(
     told = capsys.readouterr()
     assert len([json.loads(line) for line in told.out.splitlines()]) == 2
     assert "dispatch" in told.err
+    assert "host/floor" in told.err
 
 
 def test_throughput_names_a_bundle_that_is_not_there(texts_file: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no such folder"):
         throughput.main(["--bundle", str(tmp_path / "none"), "--corpus", str(texts_file)])
-
-
-def test_a_worker_embeds_saves_and_ends(tiny_bundle: Path, tmp_path: Path) -> None:
-    corpus.write(TEXTS, tmp_path / "c.jsonl")
-    with versus.Worker(sys.executable, versus.OURS, tiny_bundle, tmp_path / "c.jsonl") as worker:
-        ready = worker.answer()
-        assert ready["ready"] == versus.OURS
-        rounds = versus.run([worker], 2)[versus.OURS]
-        worker.ask({"save": str(tmp_path / "v.npy")})
-    assert all(r["seconds"] > 0 for r in rounds)
-    vectors = np.load(tmp_path / "v.npy")
-    assert vectors.shape == (len(TEXTS), 64)
-    alike = versus.agreement(tmp_path / "v.npy", tmp_path / "v.npy")
-    assert (alike.cosine_min, alike.finite) == (1.0, True)
-
-
-NOISY_PEER = """
-import numpy
-
-print("a library that talks")
-
-class SentenceTransformer:
-    max_seq_length = 256
-
-    def __init__(self, model, device):
-        assert device == "cpu"
-
-    def encode(self, texts, show_progress_bar, convert_to_numpy):
-        print("while it works")
-        return numpy.ones((len(texts), 64), numpy.float32)
-"""
-
-
-def test_the_engines_are_compared_on_the_same_texts(
-    tiny_bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "sentence_transformers.py").write_text(NOISY_PEER)
-    for package in ("sentence_transformers", "transformers", "torch"):
-        (tmp_path / f"{package}-1.0.dist-info").mkdir()
-        (tmp_path / f"{package}-1.0.dist-info" / "METADATA").write_text("Version: 1.0\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "c.txt").write_text("\n".join(TEXTS))
-    versus.main(
-        [
-            *("--bundle", str(tiny_bundle), "--checkpoint", str(tmp_path), "--rounds", "2"),
-            *("--corpus", str(tmp_path / "c.txt"), "--peer-python", sys.executable),
-        ]
-    )
-    told = capsys.readouterr()
-    *rounds, found = [json.loads(line) for line in told.out.splitlines()]
-    ours, peer = versus.OURS, versus.PEER
-    assert [r["engine"] for r in rounds] == [peer, ours, ours, peer]
-    assert found["corpus"]["texts"] == len(TEXTS)
-    assert found["ready"][0]["versions"]["torch"] == "1.0"
-    assert -1 < found["agreement"]["cosine_min"] <= found["agreement"]["cosine_mean"] < 0.9
-    assert found["times_peer"]["median"] > 0
-    assert "times as fast" in told.err
-
-
-def test_a_worker_that_dies_ends_the_comparison(tmp_path: Path) -> None:
-    corpus.write(TEXTS, tmp_path / "c.jsonl")
-    with (
-        pytest.raises(SystemExit, match="npu-embed: its process ended with code 1"),
-        versus.Worker(sys.executable, versus.OURS, tmp_path / "none", tmp_path / "c.jsonl") as w,
-    ):
-        w.answer()
-
-
-def test_the_peer_is_installed_once_and_anew_after_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[list[str]] = []
-    codes = [1, 0]
-
-    def create(folder: Path, with_pip: bool, symlinks: bool) -> None:
-        (folder / "bin").mkdir(parents=True, exist_ok=True)
-        (folder / "bin" / "python").touch()
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        calls.append(command)
-        return subprocess.CompletedProcess(command, codes[len(calls) - 1])
-
-    monkeypatch.setattr(venv, "create", create)
-    monkeypatch.setattr(subprocess, "run", pip)
-    with pytest.raises(SystemExit, match="could not install torch=="):
-        versus.peer_python(tmp_path / "venv")
-    python = versus.peer_python(tmp_path / "venv")
-    assert versus.peer_python(tmp_path / "venv") == python
-    assert len(calls) == 2
-    assert all("==" in package for package in versus.PEER_PACKAGES)
-
-
-def test_a_bundle_is_compared_only_with_its_checkpoint(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        versus.main(["--bundle", "x"])
-    assert "--bundle needs --checkpoint" in capsys.readouterr().err
