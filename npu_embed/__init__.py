@@ -16,6 +16,7 @@ from .errors import (
     InputTypeError,
     NoFreeContext,
     NpuEmbedError,
+    OutputError,
     RunFailed,
     SettingError,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "InputTypeError",
     "NoFreeContext",
     "NpuEmbedError",
+    "OutputError",
     "RunFailed",
     "SettingError",
     "Stats",

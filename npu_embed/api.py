@@ -1,4 +1,4 @@
-"""The functions of the package: embed() with a shared Embedder, export()."""
+"""The functions of the package: embed() and the Embedder that its calls share, export()."""
 
 from __future__ import annotations
 
@@ -52,11 +52,17 @@ def embed(
     Raises:
         NpuEmbedError: see Embedder and Embedder.embed.
     """
-    return _open(bundle, device).embed(texts, prompt, dim, truncate, progress)
+    return shared(bundle, device).embed(texts, prompt, dim, truncate, progress)
 
 
-def _open(bundle: str | Path | None, device: str | None) -> Embedder:
-    """The shared Embedder of a bundle and device, of this process: none survives a fork."""
+def shared(bundle: str | Path | None = None, device: str | None = None) -> Embedder:
+    """The Embedder that embed() uses for a bundle and device, opened if it is not yet.
+
+    It belongs to this process, since none survives a fork, and is not for its users to close.
+
+    Raises:
+        NpuEmbedError: see Embedder.
+    """
     chosen = as_path("bundle", bundle) if bundle is not None else settings.bundle()
     name: object = device if device is not None else settings.device()
     key = (

@@ -24,6 +24,8 @@ from .progress import bar
 from .queries import Queries
 from .schedule import SLOTS
 from .stats import Stats, Tally
+from .streaming import Streams
+from .token_queries import TokenQueries
 from .tokenizer import Encoded, Tokenizer, as_texts, check_some_tokens, check_text, in_batches
 from .trace import Timing
 from .turns import Turns
@@ -32,7 +34,7 @@ from .vectors import check_finite, checked_dim, cut
 log = logging.getLogger("npu_embed")
 
 
-class Embedder(Queries, ImageQueries):
+class Embedder(Queries, Streams, TokenQueries, ImageQueries):
     """A bundle loaded on a device.
 
     bundle: a bundle folder; None is NPU_EMBED_BUNDLE, else the default bundle (all-
@@ -97,6 +99,16 @@ class Embedder(Queries, ImageQueries):
     def bundle(self) -> Bundle:
         """The opened bundle."""
         return self._bundle
+
+    @property
+    def plain_specials(self) -> bool:
+        """Whether special tokens typed in a text are plain text."""
+        return self._plain_specials
+
+    @property
+    def contexts_held(self) -> int:
+        """How many of the NPU's hardware contexts it holds now; waits for nobody."""
+        return self._model.npu.contexts_held
 
     @property
     def stats(self) -> Stats:
@@ -169,13 +181,25 @@ class Embedder(Queries, ImageQueries):
         if isinstance(texts, str):
             row: F32 = self._embed([texts], prefix, dim, truncate, progress)[0]
             return row
+        checked_dim(dim, self._model.dim)
+        return self._embed_texts(as_texts(texts), prefix, dim, truncate, progress=progress)
+
+    def _embed_texts(
+        self,
+        texts: list[str],
+        prefix: str,
+        dim: int | None,
+        truncate: bool,
+        first: int = 0,
+        progress: bool = False,
+    ) -> F32:
         keep = checked_dim(dim, self._model.dim)
         call = Tally()
-        encoded = self._encode(as_texts(texts), prefix, truncate, call)
-        check_some_tokens(encoded)
-        vectors = self._run(encoded, progress, call)
+        encoded = self._encode(texts, prefix, truncate, call, first)
+        check_some_tokens(encoded, first)
+        vectors = self._run(encoded, progress, call, first)
         self._ended(call)
-        return cut(vectors, keep)
+        return cut(vectors, keep, first=first)
 
     def tokenize(
         self, texts: str | Iterable[str], prompt: str | None = None, truncate: bool = True
@@ -190,7 +214,12 @@ class Embedder(Queries, ImageQueries):
         return [[int(i) for i in e.ids] for e in self._encode(checked, prefix, truncate)]
 
     def _encode(
-        self, texts: Sequence[str], prefix: str, truncate: bool, call: Tally | None = None
+        self,
+        texts: Sequence[str],
+        prefix: str,
+        truncate: bool,
+        call: Tally | None = None,
+        first: int = 0,
     ) -> list[Encoded]:
         self._check_usable()
         if not isinstance(truncate, bool):
@@ -201,13 +230,15 @@ class Embedder(Queries, ImageQueries):
         with timing.stage("tokenize"):
             for some in in_batches(texts, len(prefix)):
                 encoded += tokenizer.encode_batch(
-                    some, prompt=prefix, truncate=truncate, first=len(encoded)
+                    some, prompt=prefix, truncate=truncate, first=first + len(encoded)
                 )
         if call is not None:
-            self._count_cut(encoded, call, timing)
+            self._count_cut(encoded, call, timing, first)
         return encoded
 
-    def _count_cut(self, encoded: Sequence[Encoded], call: Tally, timing: Timing) -> None:
+    def _count_cut(
+        self, encoded: Sequence[Encoded], call: Tally, timing: Timing, first: int
+    ) -> None:
         """Count the texts that were cut, and say so for the first of this Embedder."""
         cut = [i for i, e in enumerate(encoded) if e.truncated]
         part = Tally(truncated=len(cut), timing=timing)
@@ -218,22 +249,22 @@ class Embedder(Queries, ImageQueries):
         if warn:
             log.warning(
                 "texts[%d]: %d tokens, cut to %d%s; said once, stats.truncated counts",
-                cut[0],
+                first + cut[0],
                 encoded[cut[0]].tokens,
                 self.max_tokens,
                 f" (and {len(cut) - 1} more texts)" if len(cut) > 1 else "",
             )
 
-    def _run(self, encoded: Sequence[Encoded], progress: bool, call: Tally) -> F32:
+    def _run(self, encoded: Sequence[Encoded], progress: bool, call: Tally, first: int) -> F32:
         """The model's vectors, in order."""
         out = np.zeros((len(encoded), self._model.dim), dtype=np.float32)
         packs = make_packs([len(e.ids) for e in encoded], self._model.max_rows)
         done = 0
         with bar("embedding", len(encoded), "texts", show=progress) as advance:
-            for first in range(0, len(packs), SLOTS):
-                group = packs[first : first + SLOTS]
+            for begin in range(0, len(packs), SLOTS):
+                group = packs[begin : begin + SLOTS]
                 for pack, vectors in zip(group, self._forward(encoded, group, call), strict=True):
-                    check_finite(vectors, pack.indices)
+                    check_finite(vectors, [first + i for i in pack.indices])
                     out[list(pack.indices)] = vectors
                     done += len(pack.indices)
                     advance(done)

@@ -8,6 +8,7 @@ NpuEmbedError
 │   ├── NoFreeContext      no hardware context to be had
 │   └── RunFailed          a kernel run did not complete
 ├── FetchError             a checkpoint could not be fetched: network, pip, cache folder
+├── OutputError            a result could not be written: folder, permissions, room
 └── SettingError           an NPU_EMBED_* variable or an option is wrong
 
 Every message reads `where: found, wanted; what to do`.
@@ -44,6 +45,10 @@ class RunFailed(DeviceError):
 
 class FetchError(NpuEmbedError):
     """A checkpoint could not be fetched or unpacked into the cache folder."""
+
+
+class OutputError(NpuEmbedError):
+    """A result could not be written: no such folder, no permission, no room."""
 
 
 class SettingError(NpuEmbedError):

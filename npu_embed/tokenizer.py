@@ -164,8 +164,10 @@ def in_batches(texts: Sequence[str], prompt_characters: int = 0) -> Iterator[Seq
         yield texts[first:]
 
 
-def check_some_tokens(encoded: Sequence[Encoded]) -> None:
+def check_some_tokens(encoded: Sequence[Encoded], first: int = 0) -> None:
     """Check that each text has a token, as one without special tokens may not.
+
+    `first` is the index that errors give the first.
 
     Raises:
         InputError: naming the first that has none.
@@ -173,7 +175,7 @@ def check_some_tokens(encoded: Sequence[Encoded]) -> None:
     for index, one in enumerate(encoded):
         if not len(one.ids):
             raise InputError(
-                f"texts[{index}]: 0 tokens, wanted at least one: this bundle's tokenizer adds no "
+                f"texts[{first + index}]: 0 tokens, wanted at least one: this bundle's tokenizer adds no "
                 "special tokens to a text; leave it out."
             )
 

@@ -33,23 +33,25 @@ def checked_dim(dim: object, whole: int) -> int:
     return value
 
 
-def cut(vectors: F32, dim: int, kind: str = "texts") -> F32:
+def cut(vectors: F32, dim: int, kind: str = "texts", first: int = 0) -> F32:
     """The first dim numbers of each vector, of unit length again; whole vectors as they are.
+
+    `first` is the index that errors give the first.
 
     Raises:
         DeviceError: those numbers of one are all zero, or nearly so.
     """
-    return normalized(vectors[:, :dim], kind) if dim < vectors.shape[1] else vectors
+    return normalized(vectors[:, :dim], kind, first) if dim < vectors.shape[1] else vectors
 
 
-def normalized(vectors: F32, kind: str = "texts") -> F32:
+def normalized(vectors: F32, kind: str = "texts", first: int = 0) -> F32:
     """The vectors at unit length, float32 [vectors, dim].
 
     Raises:
         DeviceError: one is shorter than 1e-12, so that it has no direction.
     """
     unit = unit_rows(vectors)
-    check_finite(unit, range(len(unit)), kind)
+    check_finite(unit, range(first, first + len(unit)), kind)
     return unit
 
 

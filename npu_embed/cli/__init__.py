@@ -13,12 +13,15 @@ import click
 
 from ..api import __version__
 from ..errors import NpuEmbedError
+from .batch import batch, calibrate
 from .check import check
+from .doctor import doctor
 from .embed import embed
 from .export import export
 from .get import get
 from .inspect import inspect
 from .output import log_to_stderr, replace_unencodable, visible
+from .serve import serve
 
 INTERRUPTED = 130
 STDOUT_CLOSED = 141
@@ -67,7 +70,7 @@ def main() -> None:
     replace_unencodable()
 
 
-for _command in (embed, export, get, inspect, check):
+for _command in (embed, batch, serve, export, get, calibrate, inspect, check, doctor):
     main.add_command(_command)
 
 __all__ = ["main"]

@@ -21,7 +21,7 @@ from npu_embed.cli.output import echo_json, echo_path
 from npu_embed.errors import FetchError
 from npu_embed.exporters import export_checkpoint
 
-COMMANDS = ("check", "embed", "export", "get", "inspect")
+COMMANDS = ("batch", "calibrate", "check", "embed", "export", "get", "inspect")
 TEXTS = ["two cats on a sofa", "a red car", "two cats"]
 
 

@@ -1,0 +1,120 @@
+"""The first reading of the inputs: how many rows, of which columns, and which cannot be embedded.
+
+It costs little beside the embedding, and whatever is wrong with row 900,000 is said at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .columns import EMBEDDING, Kinds, merged_schema
+from .formats import TABLES, WITH_COLUMNS
+from .row import InBatch, Names, Row
+from .sources import Source, all_rows, content_hash
+from .tables import table_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the inputs hold. schema: of the columns that a table keeps, None for other outputs.
+
+    states: size and time of change of each source, before it was read.
+    """
+
+    rows: int
+    sha256: str
+    schema: pa.Schema | None
+    states: tuple[tuple[int, int], ...]
+
+    def check_unchanged(self, sources: Sequence[Source]) -> None:
+        """Check that no source was written since.
+
+        Raises:
+            InputError: one was.
+        """
+        for source, state in zip(sources, self.states, strict=True):
+            if source.state() != state:
+                raise InputError(
+                    f"{source.name}: changed while it was read, wanted it to stay as it was; run "
+                    "the command again with --restart."
+                )
+
+
+def scan(
+    sources: Sequence[Source], names: Names, output_format: str, *, stop: bool, id_integers: bool
+) -> Scan:
+    """What the sources hold.
+
+    stop: a row that cannot be embedded is an error. id_integers: ids must be 64-bit integers.
+
+    Raises:
+        InputError: an input that cannot be read or lacks a column, a bad row where stop is true,
+            columns that the output cannot hold.
+    """
+    states = tuple(source.state() for source in sources)
+    digest = content_hash(sources)
+    kinds = Kinds()
+    keeps = output_format in WITH_COLUMNS
+    count = 0
+    for row in all_rows(sources, names):
+        count += 1
+        if row.problem:
+            if stop:
+                raise bad_row_error(row.where, row.problem)
+            continue
+        if id_integers:
+            _check_integer(row, names)
+        if keeps and not isinstance(row.columns, InBatch):
+            kinds.add(row.columns, row.where)
+    schema = _schema(sources, kinds, names, output_format) if keeps else None
+    found = Scan(count, digest, schema, states)
+    found.check_unchanged(sources)
+    return found
+
+
+def bad_row_error(where: str, problem: str) -> InputError:
+    """The error of a row that cannot be embedded."""
+    return InputError(f"{where}: {problem}; correct it, or pass --on-error skip.")
+
+
+def _check_integer(row: Row, names: Names) -> None:
+    value = row.value(names.id or "")
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise InputError(
+            f"{row.where}: {names.id} is {value!r}, wanted a 64-bit integer, which is all that "
+            "safetensors holds; write .parquet, .arrow or .jsonl."
+        )
+
+
+def _schema(
+    sources: Sequence[Source], kinds: Kinds, names: Names, output_format: str
+) -> pa.Schema | None:
+    """The columns to keep, None where the output is no table."""
+    tables = [s for s in sources if s.format_name in TABLES]
+    schemas = [(s.name, table_schema(s.path, s.name, s.format_name)) for s in tables]
+    for where, found in [("the rows", kinds.names), *((w, s.names) for w, s in schemas)]:
+        if EMBEDDING in found:
+            raise InputError(
+                f"{where}: a column {EMBEDDING!r}, wanted that name for the vectors; rename it."
+            )
+    if output_format not in TABLES:
+        return None
+    if len(tables) < len(sources):
+        others = [s.name for s in sources if s.format_name not in TABLES]
+        schemas.insert(0, (others[0], kinds.schema()))
+    merged = merged_schema(schemas)
+    if not merged.names:  # inputs without a row
+        merged = merged_schema([("", _empty_schema(names))])
+    return merged
+
+
+def _empty_schema(names: Names) -> pa.Schema:
+    kinds = Kinds()
+    kinds.add({names.text: ""}, "")
+    return kinds.schema()
