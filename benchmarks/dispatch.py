@@ -28,7 +28,7 @@ import report
 from dispatch_cases import Case, Kernels, cases
 from report import Spread
 
-from npu_embed import NpuEmbedError
+from npu_embed import NpuEmbedError, jit
 from npu_embed.exporters import export_checkpoint
 
 TINY = Path(__file__).resolve().parent.parent / "tests" / "data" / "tiny-bert"
@@ -145,9 +145,11 @@ def show(found: Sequence[Found]) -> None:
 
 def run(bundle: Path, rounds: int, submits: int) -> list[Found]:
     """Measure a bundle's kernels on the emulated NPU; print a line a case, then the machine."""
+    compiled = jit.load()  # as in a process that has been at work for a second
     with Kernels(bundle) as kernels:
         found = measure(kernels, rounds, submits)
         about: dict[str, Any] = {"bundle": kernels.bundle.name, "rounds": rounds}
+        about["compiled"] = compiled
     for f in found:
         told = {name: getattr(f, name) for name in Found.__slots__}
         report.line({"benchmark": "dispatch", **about, "submits": submits, **told})

@@ -8,7 +8,7 @@ unchanged.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -124,7 +124,7 @@ class PlanCache:
         else:
             self._plans.move_to_end(key)
         for plan in plans:
-            if all(array.read(a) == value for a, value in plan.entry_reads.items()):
+            if array.holds(plan.entry_reads):
                 return plan
         if len(plans) >= MAX_STATES:
             del plans[0]
@@ -156,14 +156,26 @@ class Array:
         self.dev_gen = dev_gen
         self.registers: dict[int, int] = {}
         self._plans = plans
+        self._latest: Plan | None = None
 
     def reset(self) -> None:
         """Lose registers and core memory, as when another context had the array."""
         self.registers.clear()
+        self._latest = None
 
     def read(self, address: int) -> int:
         """A register or core memory word, as a stream would find it."""
-        return self.registers.get(address, reset_value(address))
+        value = self.registers.get(address)
+        return reset_value(address) if value is None else value
+
+    def holds(self, words: Mapping[int, int]) -> bool:
+        """Whether all of these registers and core memory words have these values."""
+        registers = self.registers
+        for address, value in words.items():
+            found = registers.get(address)
+            if found != value and (found is not None or reset_value(address) != value):
+                return False
+        return True
 
     def bind(self, stream: bytes, args: Arguments) -> Bound:
         """A stream executed up to its computation, with its arguments bound.
@@ -184,7 +196,9 @@ class Array:
                     f"IOMMU fault: bytes {low} to {high} of buffer {arg}, which has "
                     f"{args[arg].size_bytes}",
                 )
-        self.registers.update(plan.writes)
+        if plan is not self._latest:  # else they hold what it writes
+            self.registers.update(plan.writes)
+            self._latest = plan
         return plan.call, args
 
 

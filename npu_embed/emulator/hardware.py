@@ -26,6 +26,7 @@ from .array import Array, Bound, PlanCache, compute
 from .command import Bindings, Chain, Command, Context, ShimError, Window
 from .controller import Fault, Stall
 from .dma import WORD_BYTES
+from .faults import Aborted, Faults, NotLocked, Planned, Wound, parse
 from .flows import Argument
 from .heap import Heap
 from .memory import PAGE_BYTES, Memory
@@ -81,7 +82,15 @@ class EmulatedNpu:
         self._host = Heap(HOST_BASE, None, PAGE_BYTES)
         self._freed: deque[tuple[Heap, int]] = deque()
         self._progress_ms = 0  # when a command was last submitted or completed
+        self.gone = False
+        self.faults: Faults | None = None  # what is planned to go wrong
+        self.plan_faults(parse(settings.emulator_faults()))
         _npus.add(self)
+
+    def plan_faults(self, planned: Sequence[Planned]) -> Faults | None:
+        """Have faults happen from now on, in the place of those planned before."""
+        self.faults = Faults(planned, settings.emulator_seed()) if planned else None
+        return self.faults
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -97,6 +106,9 @@ class EmulatedNpu:
         if size > _host_limit_bytes():
             raise ShimError("CREATE_BO", errno.ENOMEM, sign)
         with self.lock:
+            self._check_here("CREATE_BO")
+            if self.faults is not None and self.faults.of_buffer(in_heap):
+                raise ShimError("CREATE_BO", errno.ENOSPC, sign) if in_heap else NotLocked(size)
             while self._freed:
                 heap, address = self._freed.popleft()
                 heap.give_back(address)
@@ -145,6 +157,10 @@ class EmulatedNpu:
         if not arrays:
             raise ValueError("No valid DPU kernel found in xclbin")
         with self.lock:
+            self._check_here("CREATE_HWCTX")
+            refusal = self.faults.of_context() if self.faults is not None else None
+            if refusal is not None:
+                raise ShimError("CREATE_HWCTX", *refusal)
             slot = self.table.acquire(self.slots)
             if slot is None:
                 raise ShimError("CREATE_HWCTX", self.profile.no_slot_errno, self.profile.errno_sign)
@@ -164,8 +180,7 @@ class EmulatedNpu:
         """
         context = command.context
         with self.lock:
-            if not context.usable:
-                raise ShimError("EXEC_CMD", errno.ENOENT, self.profile.errno_sign)
+            self._check_here("EXEC_CMD")
             if ert.payload_words(command.packet.words) > self.profile.payload_words:
                 raise ShimError("EXEC_CMD", errno.EINVAL, self.profile.errno_sign)
             # The commands of a chain are one submission: they take one place together.
@@ -173,12 +188,18 @@ class EmulatedNpu:
             if last is None or last is not command.chain:
                 while context.submissions() >= self.profile.max_commands:
                     self.finish(context.queue[0])
+            if not context.usable:
+                raise ShimError("EXEC_CMD", errno.ENOENT, self.profile.errno_sign)
             command.state = ert.QUEUED
             context.queue.append(command)
             self._progress_ms = self.clock_ms
 
     def finish(self, command: Command, timeout_ms: int = 0) -> bool:
-        """Let the queue run until the command ends, or some virtual time; True if it ended."""
+        """Let the queue run until the command ends, or some virtual time; True if it ended.
+
+        Raises:
+            ShimError: the device is gone.
+        """
         with self.lock:
             deadline_ms = self.clock_ms + timeout_ms if timeout_ms else None
             context = command.context
@@ -197,7 +218,11 @@ class EmulatedNpu:
             return True
 
     def poll(self, command: Command) -> int:
-        """The command's state; looking takes a virtual millisecond, and lets the queue run."""
+        """The command's state; looking takes a virtual millisecond, and lets the queue run.
+
+        Raises:
+            ShimError: the device is gone.
+        """
         with self.lock:
             if command.in_flight:
                 self.finish(command, timeout_ms=1)
@@ -223,18 +248,27 @@ class EmulatedNpu:
             context.reset()
         bound: list[tuple[Command, Array, Bound]] = []
         failed: tuple[Command, Fault | Stall] | None = None
+        wound: Wound | None = None
         for command in context.next_submission():
             command.state = ert.RUNNING
+            due = self.faults.of_run() if self.faults is not None else []
+            if due and not self._keep_context(context, due):
+                return
             try:
+                wound = self._wound(command, due) if due else None
                 bound.append((command, *self._bind(command)))
             except (Fault, Stall) as failure:
                 failed = command, failure
                 break
+            if wound is not None:
+                break  # what follows in its chain must read the results it is left with
         try:
             self._compute([(array, of) for _, array, of in bound])
         except MemoryError:
             failed = head, Fault(-1, "this machine has no memory left to compute the run")
         else:
+            if wound is not None and failed is None:
+                wound.deal()
             for command, _, _ in bound:
                 self._end(command, ert.COMPLETED)
         if failed is not None:
@@ -250,10 +284,48 @@ class EmulatedNpu:
         if isinstance(failure, Stall):
             command.hung_since_ms = self.clock_ms
         else:
-            self._end(command, ert.ERROR)
+            self._end(command, ert.ABORT if isinstance(failure, Aborted) else ert.ERROR)
             # How far it came is unknown: nothing in the tiles can be relied on.
             command.context.reset()
         self._note(command, failure)
+
+    # -- planned faults -----------------------------------------------------------------------
+
+    def _check_here(self, ioctl: str) -> None:
+        if self.gone:
+            raise ShimError(ioctl, errno.ENODEV, self.profile.errno_sign)
+
+    def _keep_context(self, context: Context, due: Sequence[Planned]) -> bool:
+        """Whether a run's context is still there after what happens to contexts before the run.
+
+        Raises:
+            ShimError: the device is gone, with all of them.
+        """
+        kinds = {planned.kind for planned in due}
+        if "gone" in kinds:
+            self.gone = True
+            for each in list(self.contexts):
+                each.destroy()
+            self._check_here("WAIT_CMD")
+        if "suspend" in kinds:
+            for each in self.contexts:
+                each.reset()
+        if "lost" in kinds:
+            context.destroy()
+        return not context.destroyed
+
+    def _wound(self, command: Command, due: Sequence[Planned]) -> Wound | None:
+        """What becomes of a run's results.
+
+        Raises:
+            Fault, Stall: it has none.
+        """
+        assert self.faults is not None
+        found = command.packet.bindings = command.packet.bindings or self._bindings(command)
+        if found.stream is None:
+            return None
+        array = command.context.arrays[command.kernel_index]
+        return self.faults.wound(due, array, self._stream(found.stream), found.arguments)
 
     @staticmethod
     def _note(command: Command, failure: Fault | Stall) -> None:

@@ -37,6 +37,9 @@ class Memory:
 
     `derived` is for whoever computes something from the device's side and wants it kept as long
     as the allocation lives: key -> (version it was computed from, value).
+
+    `stale_lines`: byte offset of a cache line -> what the host goes on seeing there at the next
+    sync from the device, by a planned fault.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class Memory:
         "elements",
         "host",
         "size",
+        "stale_lines",
         "version",
     )
 
@@ -58,6 +62,7 @@ class Memory:
         self.elements = self.device[: size_bytes // 2 * 2].view(np.uint16)  # the same, as bf16
         self.version = 0
         self.derived: dict[object, tuple[int, object]] = {}
+        self.stale_lines: dict[int, bytes] = {}
         self._loose = loose
         self._stale_views: set[tuple[object, ...]] = set()
         # loose: the host's bytes when last in step with memory, to tell dirty lines from clean.
@@ -83,6 +88,10 @@ class Memory:
         """Make the host see the device's bytes, whatever the host wrote there before."""
         lines = self._lines(offset, size, self.size)
         self.host[lines] = self.device[lines]
+        if self.stale_lines:
+            for line in [at for at in self.stale_lines if lines.start <= at < lines.stop]:
+                before = np.frombuffer(self.stale_lines.pop(line), np.uint8)
+                self.host[line : line + len(before)] = before
         self._in_step(lines)
 
     def _in_step(self, lines: slice) -> None:

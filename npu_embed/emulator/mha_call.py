@@ -109,6 +109,9 @@ class MhaCall:
                 for c, limit in zip(columns, limits, strict=True)
             ]
         )
+        # All of O as a view [heads, rows, head_dim], where its streams line up.
+        streams = self._groups[0].streams
+        self.output = streams.o if isinstance(streams, _Views) else None
 
     def _merge(self, columns: list[Column], limits: list[list[tuple[int, int]]]) -> _Group | None:
         """All columns as one group of strided views, or None where their streams do not line up."""
@@ -139,12 +142,6 @@ class MhaCall:
         share = self._heads // self._kv_heads
         kv_of_head = tuple(h // share for h in range(self._heads))
         return _Group(kv_of_head, tuple(limits[0]), _Views(q, k, v, o))
-
-    @property
-    def output(self) -> View | None:
-        """All of O as a view [heads, rows, head_dim], where its streams line up."""
-        streams = self._groups[0].streams
-        return streams.o if isinstance(streams, _Views) else None
 
     def in_place(self, args: Arguments) -> bool:
         """Whether it can read and write device memory as it is: O apart from what it reads."""

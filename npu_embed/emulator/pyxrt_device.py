@@ -46,6 +46,8 @@ class device:
         """A fact about the device as text."""
         if not isinstance(key, xrt_info_device):
             raise TypeError("get_info(): incompatible function arguments.")
+        if self._npu.gone:
+            raise RuntimeError(f"Failed to read {key}: {os.strerror(errno.ENODEV)}")
         profile = self._npu.profile
         facts = {"name": profile.device_name, "bdf": "emulated", "offline": "false"}
         return facts.get(str(key).rpartition(".")[2], "")

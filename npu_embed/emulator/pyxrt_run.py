@@ -209,7 +209,11 @@ class run:
         self._of()
         if self._command is None:
             return ert_cmd_state(ert.NEW)
-        if not self._command.context.npu.finish(self._command, timeout_ms):
+        try:
+            ended = self._command.context.npu.finish(self._command, timeout_ms)
+        except ShimError as error:
+            raise RuntimeError(str(error)) from None
+        if not ended:
             return ert_cmd_state(ert.TIMEOUT)
         return ert_cmd_state(self._command.state)
 
@@ -230,7 +234,10 @@ class run:
         self._of()
         if self._command is None:
             return ert_cmd_state(ert.NEW)
-        return ert_cmd_state(self._command.context.npu.poll(self._command))
+        try:
+            return ert_cmd_state(self._command.context.npu.poll(self._command))
+        except ShimError as error:
+            raise RuntimeError(str(error)) from None
 
     def add_callback(self, *_: object) -> None:
         """Fail as the real call does from Python."""

@@ -25,6 +25,7 @@ spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, 
 )
 
 
+@settings(deadline=None)
 @given(spans)
 def test_what_is_visible_is_written_once_and_by_the_last(written: list[tuple[int, int]]) -> None:
     last: dict[int, int] = {}
@@ -88,7 +89,7 @@ def both(found: list[tuple[int, int, int, int]], same_buffer: bool = False) -> l
     return results
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(texts, st.booleans())
 def test_attentions_at_once_give_what_they_give_in_turn(
     found: list[tuple[int, int, int, int]], ascending: bool
