@@ -5,7 +5,7 @@
 Writes tiny-roberta (BPE), tiny-xlm-roberta (Unigram) and tiny-distilbert (WordPiece): a
 sentence-transformers folder each, with references.jsonl (a text a line) and references.safetensors
 (`ids.<i>` int32 [tokens], `embeddings` float32 [texts, dim], unit rows), one text at a time in
-float32. Needs transformers and torch; benchmarks/versus.py installs both into benchmarks/.venv.
+float32. Needs transformers and torch; benchmarks/compare.py installs both into benchmarks/.venv.
 
 The weights are random and wide on purpose: attention is sharp, and every row of every table, those
 of padding too, moves the result.

@@ -35,22 +35,50 @@ def stages(summaries: Sequence[Mapping[str, Any]], path: str) -> None:
     plt.close(figure)
 
 
-def engines(found: Mapping[str, Any], path: str) -> None:
-    """A bar an engine: tokens a second, with the range over the rounds."""
-    figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
-    speeds = {name: e["tokens_per_s"] for name, e in found["engines"].items()}
-    middle = [s.median for s in speeds.values()]
-    spread = [
-        [s.median - s.low for s in speeds.values()],
-        [s.high - s.median for s in speeds.values()],
-    ]
-    bars = axes.barh(list(speeds), middle, xerr=spread, capsize=4, color=["tab:gray", "tab:blue"])
-    axes.bar_label(bars, fmt="{:,.0f}", label_type="center", color="white")
-    axes.set_xlabel(f"tokens/s (median and range of {found['rounds']} rounds)")
-    axes.set_title(f"{found['corpus'].texts} texts, {found['machine']['cpu']}", size=10)
-    axes.invert_yaxis()
-    figure.savefig(path, dpi=150)
+OURS_COLOUR, PEER_COLOUR = "tab:blue", "tab:gray"
+
+
+def comparison(summaries: Sequence[Mapping[str, Any]], path: str) -> None:
+    """A panel a workload, a bar an engine: speed or time, with the range over the rounds."""
+    heights = [len(s["engines"]) + 1.2 for s in summaries]
+    figure, panels = plt.subplots(
+        len(summaries),
+        1,
+        figsize=(8, 0.6 + 0.42 * sum(heights)),
+        height_ratios=heights,
+        layout="constrained",
+        squeeze=False,
+    )
+    for axes, found in zip(panels[:, 0], summaries, strict=True):
+        _comparison_panel(axes, found)
+    figure.suptitle(summaries[0]["machine"]["cpu"], size=10)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _comparison_panel(axes: Any, found: Mapping[str, Any]) -> None:  # noqa: ANN401 (matplotlib's)
+    """One workload's engines: tokens a second, or the time of one text."""
+    key, unit = {
+        "run": ("tokens_per_s", "tokens/s"),
+        "each": ("ms", "ms a text"),
+        "cold": ("seconds", "s to the first vector"),
+    }[found["kind"]]
+    spreads = {name: e[key] for name, e in found["engines"].items()}
+    middle = [s.median for s in spreads.values()]
+    spread = [
+        [s.median - s.low for s in spreads.values()],
+        [s.high - s.median for s in spreads.values()],
+    ]
+    colours = [OURS_COLOUR if name == "npu-embed" else PEER_COLOUR for name in spreads]
+    bars = axes.barh(list(spreads), middle, xerr=spread, capsize=4, color=colours)
+    labels = [f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" for value in middle]
+    axes.bar_label(bars, labels, padding=4, size=9)
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"{unit}, median and range of {found['rounds']} rounds", size=9)
+    about = found["corpus"]
+    texts = f"{about.texts:,} texts" if about.texts > 1 else "one text"
+    axes.set_title(f"{found['workload']}: {texts}, {about.tokens:,} tokens", size=10)
+    axes.invert_yaxis()
 
 
 # Drawn from the widest to the narrowest, so that lines on top of each other are all seen.

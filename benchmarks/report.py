@@ -74,6 +74,16 @@ def line(record: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def progress(text: str) -> None:
+    """What is being done, in a line of its own on stderr that the next one replaces.
+
+    Only where somebody watches; an empty text clears the line.
+    """
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table for people, on stderr: stdout holds only JSON lines. Numbers stand to the right."""
     cells = [header, *rows]
