@@ -1,0 +1,260 @@
+"""The HTTP side: routes, keys, bodies, and every answer's form."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..errors import NpuEmbedError
+from ..records import MANIFEST
+from . import openai_api, page, tei_api
+from .metrics import CONTENT_TYPE
+from .refusals import Refusal, of_engine, too_large
+from .request import Request as Asked
+from .service import ClientGone, Done, Service
+
+log = logging.getLogger("npu_embed")
+
+JSON = "application/json"
+CLIENT_GONE = 499  # nobody sees it; in metrics and the log
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+ErrorForm: TypeAlias = Callable[[Refusal], bytes]
+Form = TypeVar("Form", openai_api.Form, tei_api.Form)
+
+
+def create_app(service: Service) -> Starlette:
+    """The ASGI application in front of a service, which somebody else starts and closes."""
+    return Starlette(
+        routes=[_route(service, *line) for line in Endpoints(service).table()],
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+class Endpoints:
+    """What each path answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        manifest = service.bundle.path / MANIFEST
+        self._created = int(os.stat(manifest).st_mtime)
+
+    def table(self) -> list[tuple[str, str, Handler, ErrorForm, bool]]:
+        """Path, method, handler, form of errors, and whether a key is asked for."""
+        as_openai, as_tei = openai_api.error, tei_api.error
+        return [
+            ("/v1/embeddings", "POST", self.embeddings, as_openai, True),
+            ("/v1/models", "GET", self.models, as_openai, True),
+            ("/v1/models/{model:path}", "GET", self.model, as_openai, True),
+            ("/embed", "POST", self.embed, as_tei, True),
+            ("/health", "GET", self.health, as_openai, False),
+            ("/metrics", "GET", self.metrics, as_openai, False),
+            ("/", "GET", self.page, as_openai, False),
+        ]
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        service = self._service
+        most, dim = service.options.max_texts, service.ready.dim
+        async with service.admitted():
+            form, done = await self._embed(
+                request, lambda body: openai_api.read(body, service.models, dim, most)
+            )
+            return Response(openai_api.answer(form, done.vectors, done.tokens), media_type=JSON)
+
+    async def embed(self, request: Request) -> Response:
+        """POST /embed, as Text Embeddings Inference has it."""
+        service = self._service
+        most, dim = service.options.max_texts, service.ready.dim
+        async with service.admitted():
+            form, done = await self._embed(request, lambda body: tei_api.read(body, dim, most))
+            return Response(tei_api.answer(form, done.vectors), media_type=JSON)
+
+    async def _embed(
+        self, request: Request, read: Callable[[bytes], tuple[Asked, Form]]
+    ) -> tuple[Form, Done]:
+        """What a body asks for, done, and the form it is wanted in."""
+        service = self._service
+        with service.holding() as hold:
+            body = await self._body(request, hold)
+            asked, form = await service.in_thread(partial(read, body))
+            job, dim = await service.prepare_job(asked), asked.dim
+        del body, asked  # the texts: only their ids wait in line
+        return form, await service.run(job, dim, until_gone(request))
+
+    async def _body(self, request: Request, hold: Callable[[int], None]) -> bytes:
+        """The body of a request, within the options' size and time."""
+        options = self._service.options
+        reading = read_body(request, options.max_body_bytes, hold)
+        try:
+            return await asyncio.wait_for(reading, options.body_s)
+        except asyncio.TimeoutError:
+            message = f"body: not whole after {options.body_s:g} s, the most this server waits."
+            raise Refusal(408, "body_timeout", message) from None
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        listed = [openai_api.model(name, self._created) for name in self._service.models]
+        return json_response({"object": "list", "data": listed})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        name = request.path_params["model"]
+        if name not in self._service.models:
+            raise openai_api.unknown_model(self._service.models)
+        return json_response(openai_api.model(name, self._created))
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 while texts can be embedded, else 503."""
+        well, how = self._service.health()
+        return json_response(how, 200 if well else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        text = self._service.metrics_text()
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def page(self, request: Request) -> Response:
+        """GET /: the page."""
+        return Response(page.HTML, media_type="text/html", headers=page.HEADERS)
+
+
+def _route(
+    service: Service, path: str, method: str, handler: Handler, form: ErrorForm, keyed: bool
+) -> Route:
+    """A route whose every answer, whatever happens, is counted and in form."""
+
+    async def endpoint(request: Request) -> Response:
+        start = time.perf_counter()
+        number = uuid.uuid4().hex
+        cause = ""
+        try:
+            if keyed:
+                check_key(request, service.options.api_key)
+            response = await handler(request)
+        except (ClientGone, ClientDisconnect):
+            cause = "client_gone"
+            response = Response(status_code=CLIENT_GONE)
+        except Exception as error:
+            refusal = _refusal(error, number)
+            cause, response = refusal.cause, _refuse(refusal, form)
+        seconds = time.perf_counter() - start
+        if cause:
+            service.metrics.errors.labels(cause).inc()
+        service.metrics.requests.labels(path, str(response.status_code)).inc()
+        if keyed:
+            service.metrics.request.observe(seconds)
+        if service.options.log_requests:
+            told = cause or "ok"
+            status = response.status_code
+            log.info("%s %s %s %d %s %.3f s", number, method, path, status, told, seconds)
+        response.headers["x-request-id"] = number
+        return response
+
+    return Route(path, endpoint, methods=[method])
+
+
+def _refusal(error: Exception, number: str) -> Refusal:
+    """What a client is told of an error."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, NpuEmbedError):
+        return of_engine(error)
+    # Its words may quote a text: the log gets its type and place only.
+    log.error("request %s: %s", number, _place(error))
+    return Refusal(500, "server_error", f"a bug of the server; its log has request {number}.")
+
+
+def _place(error: BaseException) -> str:
+    """An exception's type, and the file and line it came from."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    if frames is None:
+        return type(error).__name__
+    return f"{type(error).__name__} at {frames.tb_frame.f_code.co_filename}:{frames.tb_lineno}"
+
+
+def _refuse(refusal: Refusal, form: ErrorForm) -> Response:
+    headers = {}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(form(refusal), refusal.status, headers, JSON)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = "no such path" if status == 404 else "not with this method"
+    message = f"{what}; this server has POST /v1/embeddings, POST /embed, GET /v1/models."
+    headers = dict(getattr(error, "headers", None) or {})
+    form = tei_api.error if request.url.path == "/embed" else openai_api.error
+    body = form(Refusal(status, "not_found" if status == 404 else "method_not_allowed", message))
+    return Response(body, status, headers, JSON)
+
+
+def json_response(value: dict[str, Any], status: int = 200) -> Response:
+    """A value as a JSON answer, never kept by a cache."""
+    return Response(orjson.dumps(value), status, {"cache-control": "no-store"}, JSON)
+
+
+def check_key(request: Request, key: str | None) -> None:
+    """Check the key of a request, in a time that does not tell how much of it is right.
+
+    Raises:
+        Refusal: it is missing or another.
+    """
+    if key is None:
+        return
+    given = request.headers.get("authorization", "")
+    scheme, _, token = given.partition(" ")
+    # Headers are latin-1 to the framework, UTF-8 to whoever sent a key.
+    same = hmac.compare_digest(token.strip().encode("latin-1"), key.encode("utf-8"))
+    if scheme.lower() != "bearer" or not same:
+        raise Refusal(401, "invalid_api_key", "Authorization: no valid key, wanted `Bearer KEY`.")
+
+
+async def read_body(request: Request, most: int, hold: Callable[[int], None]) -> bytes:
+    """The body of a request, of at most so many bytes; hold is told of each part.
+
+    Raises:
+        Refusal: it is larger, or is not said to be JSON.
+        ClientDisconnect: the client has gone.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON and not kind.endswith("+json"):
+        # A page of any origin may send other types here without asking.
+        raise Refusal(415, "unsupported_media_type", f"content-type: wanted {JSON}.")
+    over = too_large(f"body: more than {most} bytes, the most this server takes.")
+    said = request.headers.get("content-length", "")
+    if said.isascii() and said.isdigit() and int(said) > most:
+        raise over
+    parts = bytearray()
+    async for part in request.stream():
+        hold(len(part))
+        if len(parts) + len(part) > most:
+            raise over
+        parts += part
+    return bytes(parts)
+
+
+async def until_gone(request: Request) -> None:
+    """Wait until the client hangs up; its request has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
