@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+from collections.abc import Callable
 from typing import SupportsIndex
 
 from . import ert
@@ -243,7 +245,9 @@ class run:
         """Fail as the real call does from Python."""
         raise TypeError("add_callback(): incompatible function arguments.")
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # at the end of the process modules are gone, and the driver cleans up
+            return
         command = getattr(self, "_command", None)
         # A forked child's copy is not the run.
         if command is not None and command.in_flight and command.context.usable:
