@@ -5,15 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo setup check test test-fast bench bench-swaps clean
+.PHONY: help demo setup check test test-fast soak bench bench-compare bench-dispatch bench-scale bench-swaps fuzz clean
 
 help:
 	@echo "make demo       embed real sentences with all-MiniLM-L6-v2 on the emulated NPU"
 	@echo "make test       lint, types and every test, as CI runs them"
 	@echo "make test-fast  the tests that are not marked slow"
+	@echo "make soak       minutes of mixed work and faults in two processes: memory stays flat"
 	@echo "make check      lint and types"
 	@echo "make bench      throughput on a corpus of installed packages' documentation"
+	@echo "make bench-compare  beside sentence-transformers and onnxruntime, which it installs"
+	@echo "make bench-dispatch  what a kernel run costs beside its arithmetic"
+	@echo "make bench-scale  throughput and memory by pack size, text length, corpus size, threads"
 	@echo "make bench-swaps  swaps, switches and runs a text by slots, policy and pack size"
+	@echo "make fuzz       every parser and the emulated array fuzzed, FUZZ_SECONDS (600) each"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,12 +58,44 @@ test: check
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"
 
+SOAK_SECONDS ?= 300
+
+soak: $(VENV)/.installed-dev
+	NPU_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest tests/test_soak.py
+
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/throughput.py
+
+bench-compare: $(VENV)/.installed-bench
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/compare.py --plot benchmarks/results/compare.png > benchmarks/results/compare.jsonl
+
+bench-dispatch: $(VENV)/.installed
+	$(BIN)/python benchmarks/dispatch.py
+
+bench-scale: $(VENV)/.installed-bench
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/scale.py --plot benchmarks/results/scale.png > benchmarks/results/scale.jsonl
 
 bench-swaps: $(VENV)/.installed-bench
 	@mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/swaps.py --plot benchmarks/results/swaps.png > benchmarks/results/swaps.jsonl
 
+# A finding ends it; its input is then in fuzz-findings. FUZZ_SECONDS is for each of the targets.
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?= manifest tensors_txt safetensors xclbin txn runs tokenizer ranges bundle embed
+FUZZ_BIN := .venv-fuzz/bin
+
+.venv-fuzz/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-fuzz
+	$(FUZZ_BIN)/python -m pip --quiet --disable-pip-version-check install -e .
+	-$(FUZZ_BIN)/python -m pip --quiet --disable-pip-version-check install --only-binary :all: atheris
+	@touch $@
+
+fuzz: .venv-fuzz/.installed
+	@for target in $(FUZZ_TARGETS); do \
+	  PYTHONPATH=tests $(FUZZ_BIN)/python -m fuzz.run $$target --seconds $(FUZZ_SECONDS) || exit 1; \
+	done
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv-fuzz $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

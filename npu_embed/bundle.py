@@ -11,10 +11,10 @@ from . import published, settings, streamcheck, wordcheck
 from .containers import holds_array_program
 from .emulator import txn, xclbin
 from .errors import BundleError, InputError
-from .manifest import Manifest, bundle_path
+from .manifest import Manifest, bundle_path, check_sha256
 from .published_tokenizer import read_tokenizer
 from .specs import GemmSpec, MhaSpec, Specs, check_words, parse_specs
-from .tensors import Tensors, open_tensors
+from .tensors import SAFETENSORS, TENSORS_BIN, TENSORS_TXT, Tensors, open_tensors
 from .tokenizer import Tokenizer
 
 log = logging.getLogger("npu_embed")
@@ -64,13 +64,20 @@ class Bundle:
         self._streams: dict[tuple[int, str], bytes] = {}  # by the record's line and the file
         self._packed_bytes: dict[int, int | None] = {}
         self._told: set[Path] = set()
+        self._overrides = True
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
+    def open(
+        cls, path: str | Path, *, check_hashes: bool = False, overrides: bool = True
+    ) -> Bundle:
         """The bundle in a folder, everything in it that can be checked without running it checked.
 
+        check_hashes: read every file and compare it with its sha256 record, before anything else
+        of it is used. overrides: whether files in NPU_EMBED_KERNELS go before the bundle's.
+
         Raises:
-            BundleError: a file is missing, damaged, or contradicts the manifest.
+            BundleError: a file is missing, damaged, or contradicts the manifest; or has not the
+                hash of its record, or no record, where that is to be checked.
         """
         path = Path(path)
         if not os.path.isdir(path):  # Path.is_dir raises where the name is too long
@@ -79,10 +86,14 @@ class Bundle:
                 "CHECKPOINT OUT`, or the default one with `npu-embed get minilm`."
             )
         manifest = Manifest.read(path)
-        specs, tensors = parse_specs(manifest), open_tensors(path)
+        specs = parse_specs(manifest)
+        if check_hashes:
+            check_sha256(path, manifest, _files(path, manifest, specs))
+        tensors = open_tensors(path)
         if published.is_published(manifest):
             manifest, specs, tensors = published.translate(manifest, specs, tensors)
         bundle = cls(path, manifest, specs, tensors)
+        bundle._overrides = overrides
         if bundle.target not in TARGETS:
             raise BundleError(
                 f"manifest.txt: param target {bundle.target}, wanted npu1 or npu2; "
@@ -98,7 +109,7 @@ class Bundle:
             BundleError: it is missing, or its path leaves the bundle.
         """
         own = bundle_path(self.path, file, f"manifest.txt:{line}")
-        overrides = settings.kernels_dir()
+        overrides = settings.kernels_dir() if self._overrides else None
         if overrides is None:
             return own
         override = overrides / own.name
@@ -279,6 +290,15 @@ class Bundle:
     def close(self) -> None:
         """Unmap the tensors; views of them must not be used afterwards."""
         self.tensors.close()
+
+
+def _files(path: Path, manifest: Manifest, specs: Specs) -> list[str]:
+    """The files that a bundle is made of, as its records name them, but the manifest itself."""
+    files = [x.file for x in manifest.xclbins.values()]
+    files += [stream.insts for gemm in specs.all_gemms for stream in gemm.streams]
+    files += [mha.insts for mha in specs.all_mhas]
+    fixed = (SAFETENSORS, TENSORS_TXT, TENSORS_BIN, TOKENIZER)
+    return [*files, *(file for file in fixed if os.path.lexists(path / file))]
 
 
 def _prompts(manifest: Manifest) -> dict[str, str]:

@@ -6,6 +6,7 @@ manifest's line. The format is specified in docs/bundle-format.md.
 
 import hashlib
 import math
+import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ __all__ = [
     "Record",
     "XclbinRecord",
     "bundle_path",
+    "check_sha256",
     "from_records",
     "hex_text",
     "make_param",
@@ -280,6 +282,27 @@ def verify_sha256(root: Path, manifest: Manifest) -> Iterator[FileHash]:
         except (BundleError, OSError) as exc:
             found = str(exc)
         yield FileHash(record.file, found == record.wanted, found, record.wanted)
+
+
+def check_sha256(root: Path, manifest: Manifest, used: Iterable[str]) -> None:
+    """Check that every hashed file is as it was, and that every file of `used` is hashed.
+
+    Raises:
+        BundleError: naming the first file that is not.
+    """
+    hashed = {posixpath.normpath(record.file) for record in manifest.hashes}
+    for file in used:
+        if posixpath.normpath(file) not in hashed:
+            raise BundleError(
+                f"{manifest.name}: no sha256 record of {shown(file)}, wanted one of every file to "
+                f"check them; {_REEXPORT}."
+            )
+    for file_hash in verify_sha256(root, manifest):
+        if not file_hash.ok:
+            raise BundleError(
+                f"{file_hash.file}: sha256 {file_hash.found}, wanted {file_hash.wanted}; copy or "
+                "download the bundle again."
+            )
 
 
 def sha256_file(path: Path) -> str:

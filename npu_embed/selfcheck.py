@@ -80,6 +80,28 @@ def self_check(path: str | Path, device: str | None = None) -> Iterator[Outcome]
         bundle.close()
 
 
+def hash_check(path: str | Path) -> Iterator[Outcome]:
+    """Whether every file is hashed and has its hash; nothing is run, nor mapped before that.
+
+    Raises:
+        BundleError: there is no readable manifest at `path`.
+    """
+    path = Path(path)
+    failed = False
+    for outcome in _check_hashes(path, Manifest.read(path)):
+        failed |= outcome.status == "FAIL"
+        if outcome.status != "SKIP":  # no records at all: what follows says which file lacks one
+            yield outcome
+    if failed:
+        return
+    try:
+        Bundle.open(path, check_hashes=True, overrides=False).close()
+    except BundleError as error:
+        yield Outcome("bundle", "FAIL", str(error))
+    else:
+        yield Outcome("bundle", "PASS", "every file it names is hashed")
+
+
 def read_references(bundle: Bundle) -> tuple[Reference, ...]:
     """The references of a bundle, each fit to be run.
 

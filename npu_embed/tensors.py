@@ -32,7 +32,8 @@ ITEM_BYTES: Mapping[str, int] = {
     "u32": 4, "i32": 4, "f32": 4,
     "u64": 8, "i64": 8, "f64": 8,
 }  # fmt: skip
-_TXT_DTYPES = ("f32", "bf16", "u8", "i32")
+VIEWED = ("f32", "f16", "bf16", "u8", "i32", "i64")  # with a reader in Tensors
+TXT_DTYPES = ("f32", "bf16", "u8", "i32")
 _MAX_INT = 2**63 - 1
 _REEXPORT = "re-export the bundle"
 
@@ -354,8 +355,8 @@ def _open_txt(table: Path, data: Path) -> Tensors:
                 f"{len(record.fields) + 1} fields, wanted NAME DTYPE SHAPE OFFSET BYTES"
             )
         dtype, dims, *_ = record.fields
-        if dtype not in _TXT_DTYPES:
-            raise record.error(f"tensor {name} is {shown(dtype)}, wanted {', '.join(_TXT_DTYPES)}")
+        if dtype not in TXT_DTYPES:
+            raise record.error(f"tensor {name} is {shown(dtype)}, wanted {', '.join(TXT_DTYPES)}")
         shape = tuple(
             parse_int(dim, record.where, f"tensor {name} shape", minimum=0)
             for dim in dims.split(",")

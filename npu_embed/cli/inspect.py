@@ -11,7 +11,7 @@ import click
 from ..emulator import xclbin
 from ..errors import InputError
 from ..records import MANIFEST
-from . import inspect_bundle, inspect_insts, inspect_xclbin
+from . import inspect_bundle, inspect_insts, inspect_lint, inspect_xclbin
 from .output import console, echo_json
 
 MAX_OTHER_BYTES = 16 << 20  # of what is no xclbin
@@ -21,29 +21,30 @@ XCLBIN_MAGIC = b"xclbin2\0"
 @click.command(
     short_help="What is in a bundle, xclbin or stream.",
     epilog="\b\nExamples:\n  npu-embed inspect minilm-bundle\n"
-    "  npu-embed inspect --words minilm-bundle/kernels/mha_16.insts.bin",
+    "  npu-embed inspect --words minilm-bundle/kernels/mha_16.insts.bin\n"
+    "  npu-embed inspect --lint minilm-bundle",
 )
 @click.argument("path", metavar="BUNDLE|XCLBIN|INSTS")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
     "--words", is_flag=True, help="All word indices to patch; the words of each instruction."
 )
-def inspect(path: str, as_json: bool, words: bool) -> None:
+@click.option("--lint", is_flag=True, help="What is wrong with a bundle's kernels; exit 1 if any.")
+@click.pass_context
+def inspect(ctx: click.Context, path: str, as_json: bool, words: bool, lint: bool) -> None:
     """Show a bundle's contexts, kernels and tensors, an xclbin's contents, or disassemble a stream.
 
     What PATH is, its content tells and not its name. Streams may be TXN, binary or text, or of the
-    form older than TXN.
+    form older than TXN. --lint reads all streams of a bundle and says what a run would fail or hang
+    at: operations, words to patch, arguments, views and tokens that do not fit each other.
     """
     place = Path(path)
     if os.path.isdir(place):  # where Path.is_dir raises, as for a name too long, _read says why
-        if not (place / MANIFEST).exists():
-            raise InputError(f"{place}: a folder without {MANIFEST}, wanted a bundle.")
-        bundle = inspect_bundle.describe(place)
-        if as_json:
-            echo_json(bundle)
-        else:
-            inspect_bundle.show(console(), bundle, words=words)
+        if _bundle(place, as_json=as_json, words=words, lint=lint):
+            ctx.exit(1)
         return
+    if lint:
+        raise InputError(f"{place}: no folder, wanted a bundle to lint.")
     data = _read(place)
     if data.startswith(XCLBIN_MAGIC):
         try:
@@ -60,6 +61,24 @@ def inspect(path: str, as_json: bool, words: bool) -> None:
         echo_json(stream)
     else:
         inspect_insts.show(console(), stream)
+
+
+def _bundle(folder: Path, *, as_json: bool, words: bool, lint: bool) -> bool:
+    """Show a bundle, or what is wrong with it; whether something is.
+
+    Raises:
+        InputError: it is no bundle.
+    """
+    if not (folder / MANIFEST).exists():
+        raise InputError(f"{folder}: a folder without {MANIFEST}, wanted a bundle.")
+    if lint:
+        return inspect_lint.show(folder, as_json=as_json)
+    bundle = inspect_bundle.describe(folder)
+    if as_json:
+        echo_json(bundle)
+    else:
+        inspect_bundle.show(console(), bundle, words=words)
+    return False
 
 
 def _read(path: Path) -> bytes:

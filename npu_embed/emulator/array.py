@@ -41,6 +41,7 @@ MAX_CORE_ROWS = LAST_ROW - FIRST_CORE_ROW + 1
 RTP_BYTES = 64  # more than any program's run-time words take
 OCTET = 8
 MAX_PLANS = 4096  # streams kept; a patched word makes another one
+MAX_PLAN_BYTES = 256 << 20  # of those streams together
 MAX_STATES = 8  # register states kept of each stream
 
 Bound: TypeAlias = "tuple[GemmCall | MhaCall, Arguments]"
@@ -112,6 +113,7 @@ class PlanCache:
 
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[object, bytes], list[Plan]] = OrderedDict()
+        self._stream_bytes = 0
 
     def find(self, program: GemmProgram | MhaProgram, stream: bytes, array: Array) -> Plan:
         """The plan of a stream on an array in its present state, made if there is none yet."""
@@ -119,8 +121,9 @@ class PlanCache:
         plans = self._plans.get(key)
         if plans is None:
             plans = self._plans[key] = []
-            if len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
+            self._stream_bytes += len(stream)
+            while len(self._plans) > MAX_PLANS or self._stream_bytes > MAX_PLAN_BYTES:
+                self._stream_bytes -= len(self._plans.popitem(last=False)[0][1])
         else:
             self._plans.move_to_end(key)
         for plan in plans:

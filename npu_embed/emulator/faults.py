@@ -175,9 +175,13 @@ class Faults:
             if planned.kind in ("error", "abort"):
                 for _, elements in _written(array, stream, args):
                     elements[...] = 0
-                raise (Aborted if planned.kind == "abort" else Fault)(-1, f"planned: {planned.kind}")
+                raise (Aborted if planned.kind == "abort" else Fault)(
+                    -1, f"planned: {planned.kind}"
+                )
         hurting = [planned for planned in due if planned.kind in ("flip", "stale")]
-        return Wound(self._random, hurting, list(_written(array, stream, args))) if hurting else None
+        return (
+            Wound(self._random, hurting, list(_written(array, stream, args))) if hurting else None
+        )
 
 
 def _written(

@@ -83,11 +83,12 @@ class GemmProgram:
             return done * (rows // chunks) * n_blocks[col] * n_out // 2
 
         check_waits(run, ready)
-        n = sum(n_blocks) * self.n_tile
-        check_work(run, rows * k + rows * n + k * n)
-        return GemmCall(
+        call = GemmCall(
             tiles, chunks, k_blocks, tuple(n_blocks), epilogue, bool(bias), n_out, a, b, c
         )
+        n = sum(n_blocks) * self.n_tile
+        check_work(run, rows * k + rows * n + call.weight_sets * k * n)
+        return call
 
     def _tiles(self, end: int, rows_per_core: int = 0) -> Tiles:
         """What is computed at a time in a run of so many rows a core; 0 is all it can."""

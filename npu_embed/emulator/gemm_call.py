@@ -80,6 +80,11 @@ class GemmCall:
             bias,
         )
 
+    @property
+    def weight_sets(self) -> int:
+        """How many Bs are unpacked: one for all chunks, or one for each."""
+        return 1 if self._same_weights else self._chunks
+
     def _find_a_view(self) -> View | None:
         """A as one [rows, K] view, where the core rows' streams interleave to one."""
         tiles = self._tiles
@@ -143,7 +148,7 @@ class GemmCall:
         kept = memory.derived.get(key)
         if kept is not None and kept[0] == version:
             return kept[1]  # type: ignore[return-value]
-        groups = 1 if self._same_weights else self._chunks
+        groups = self.weight_sets
         columns = []
         for flow, blocks in zip(self._b, self._n_blocks, strict=True):
             packed = gather(flow, args).reshape(groups, -1)

@@ -246,33 +246,46 @@ class EmulatedNpu:
         if self.table.take_the_array(context.serial):
             self.switches += 1
             context.reset()
-        bound: list[tuple[Command, Array, Bound]] = []
-        failed: tuple[Command, Fault | Stall] | None = None
-        wound: Wound | None = None
-        for command in context.next_submission():
-            command.state = ert.RUNNING
-            due = self.faults.of_run() if self.faults is not None else []
-            if due and not self._keep_context(context, due):
-                return
-            try:
-                wound = self._wound(command, due) if due else None
-                bound.append((command, *self._bind(command)))
-            except (Fault, Stall) as failure:
-                failed = command, failure
-                break
-            if wound is not None:
-                break  # what follows in its chain must read the results it is left with
+        bound, wound, failed = self._bind_submission(context)
         try:
             self._compute([(array, of) for _, array, of in bound])
         except MemoryError:
             failed = head, Fault(-1, "this machine has no memory left to compute the run")
         else:
-            if wound is not None and failed is None:
+            if wound is not None:
                 wound.deal()
             for command, _, _ in bound:
                 self._end(command, ert.COMPLETED)
         if failed is not None:
             self._fail(*failed)
+
+    def _bind_submission(
+        self, context: Context
+    ) -> tuple[
+        list[tuple[Command, Array, Bound]], Wound | None, tuple[Command, Fault | Stall] | None
+    ]:
+        """The commands of the head's submission that can be computed now.
+
+        Then what becomes of the last one's results, and the command that failed after it.
+
+        Raises:
+            ShimError: the device is gone.
+        """
+        bound: list[tuple[Command, Array, Bound]] = []
+        for command in context.next_submission():
+            command.state = ert.RUNNING
+            due = self.faults.of_run() if self.faults is not None else []
+            if due and not self._keep_context(context, due):
+                return [], None, None  # it has ended all of them
+            try:
+                wound = self._wound(command, due) if due else None
+                bound.append((command, *self._bind(command)))
+            except (Fault, Stall) as failure:
+                # Without the traceback, whose frames keep the run, and with it the slot.
+                return bound, None, (command, failure.with_traceback(None))
+            if wound is not None:  # what follows in its chain must read the results it is left with
+                return bound, wound, None
+        return bound, None, None
 
     def _end(self, command: Command, state: int) -> None:
         command.end(state)

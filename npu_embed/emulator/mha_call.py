@@ -318,6 +318,8 @@ def _rows_written(calls: Sequence[tuple[MhaCall, Arguments]]) -> list[Span] | No
         if o is None or not call.in_place(args):
             return None
         heads = o.heads(args)
+        if not heads.row_stride:
+            return None
         row, column = divmod(heads.first, heads.row_stride)
         places.add((column, heads.head_stride, heads.row_stride, o.shape[0], o.shape[2]))
         written.add(id(args[o.arg].memory))

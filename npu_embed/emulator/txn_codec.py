@@ -24,6 +24,7 @@ Data: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint32]
 
 _HEADER_WORDS = 4
 _WRAPPER_WORDS = 2
+MAX_OPS = 1 << 19  # of a stream; real ones have some thousands, and each takes 40 times its word
 _REMEDY = "the instruction stream is damaged, make or download it again."
 
 
@@ -171,6 +172,11 @@ def _decode_header(words: Words, start: int) -> Header:
             f"header at word {start}: size {size_bytes} bytes, wanted a multiple of 4 from 16 "
             f"to the {4 * there} there are; {_REMEDY}",
             word=start + 3,
+        )
+    if num_ops > MAX_OPS:
+        raise TxnError(
+            f"header at word {start}: {num_ops} ops, wanted at most {MAX_OPS}; {_REMEDY}",
+            word=start + 2,
         )
     return Header(
         major=major,

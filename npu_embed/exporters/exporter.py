@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..bundle import Bundle
 from ..errors import FetchError, InputError
+from ..lint import check_lint
 from ..manifest import MANIFEST, VERSION, sha256_file
 from ..paths import as_path
 from ..records import Record, make_record, write_records
@@ -74,7 +76,8 @@ def export_checkpoint(
 
     Raises:
         InputError: checkpoint or out cannot be used: no such folder, out is taken.
-        BundleError: the checkpoint is damaged or not what this engine computes.
+        BundleError: the checkpoint is damaged or not what this engine computes, or the bundle
+            made of it is not sound.
         FetchError: the hub did not deliver.
     """
     progress = progress or no_progress
@@ -102,6 +105,7 @@ def export_checkpoint(
     try:
         with _replacing(out) as staging:
             _write(staging, parts, opened, progress)
+            _lint(staging)
     except OSError as error:
         raise InputError(
             f"{out}: {error.strerror or error}, wanted to write the bundle there; make room or "
@@ -218,3 +222,12 @@ def _write(folder: Path, parts: Parts, checkpoint: Checkpoint, progress: Progres
     records = (make_record("version", VERSION), *parts.records, *hashes)
     (folder / MANIFEST).write_text(write_records(records), encoding="utf-8", newline="\n")
     progress("hash", len(files), len(files))
+
+
+def _lint(folder: Path) -> None:
+    """Refuse a bundle whose kernels have a flaw that shows without running them."""
+    bundle = Bundle.open(folder, overrides=False)
+    try:
+        check_lint(bundle)
+    finally:
+        bundle.close()

@@ -199,7 +199,13 @@ def on_cluster(embedder: Embedder, *, actors: int | None = None) -> Engines:
 
     Raises:
         BundleError: the bundle cannot be read.
+        InputError: it is an engine that actors do not open.
     """
+    if embedder.plain_specials:
+        raise InputError(
+            "ray: an Embedder with plain_specials=True, wanted one as the actors open it; leave "
+            "plain_specials out, or run without a cluster."
+        )
     bundle = embedder.bundle.path.absolute()
     alone = {node["NodeManagerHostname"] for node in _nodes()} == {socket.gethostname()}
     return partial(

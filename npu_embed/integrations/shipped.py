@@ -90,6 +90,8 @@ def ship(bundle: str | Path) -> Shipped:
         name = path.relative_to(root).as_posix()
         if not path.resolve().is_relative_to(root):
             raise BundleError(f"{path}: leads out of the bundle, wanted a file in it; copy it in.")
+        if not path.is_file():  # a FIFO would be waited for
+            raise BundleError(f"{path}: not a regular file, wanted one; remove it.")
         try:
             content = np.fromfile(path, dtype=np.uint8)  # read on the nodes without a copy
         except OSError as error:

@@ -47,7 +47,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def few_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer streams, for tests that look at none of them."""
-    monkeypatch.setattr(bert, "MAX_CHUNKS", 1)
+    monkeypatch.setattr(bert, "MAX_CHUNKS", 2)
 
 
 @pytest.fixture(scope="module")

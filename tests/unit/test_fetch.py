@@ -75,7 +75,7 @@ class Index:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    monkeypatch.setattr(bert, "MAX_CHUNKS", 1)
+    monkeypatch.setattr(bert, "MAX_CHUNKS", 2)
     (tmp_path / "index").mkdir()
     return Index(tmp_path / "index", monkeypatch)
 

@@ -1,0 +1,87 @@
+"""Fuzz a parser: `PYTHONPATH=tests python -m fuzz.run TARGET [--seconds N]`.
+
+With atheris where it is installed, which is guided by coverage; else with random changes. A finding
+ends it with an exit code other than 0, and its input is kept in the folder --findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+SEEDS = Path(__file__).with_name("seeds")
+MEMORY_MB = 4096
+HANG_SECONDS = 60
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers; 0: any")
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
+    parser.add_argument("--plain", action="store_true", help="without atheris")
+    parser.add_argument("--replay", type=Path, help="an input to run once, instead of fuzzing")
+    return parser.parse_args()
+
+
+def _with_atheris(options: argparse.Namespace) -> None:
+    import atheris
+
+    # Its findings are its own files; inputs that reach new code are kept beside the seeds' copies.
+    with atheris.instrument_imports(include=["npu_embed"]):
+        from fuzz.targets import TARGETS
+    with tempfile.TemporaryDirectory() as found:
+        limits = [
+            f"-max_total_time={options.seconds}",
+            f"-timeout={HANG_SECONDS}",
+            f"-rss_limit_mb={MEMORY_MB}",
+            "-max_len=65536",
+            f"-artifact_prefix={options.findings}/{options.target}-",
+            *([f"-seed={options.seed}"] if options.seed else []),
+        ]
+        arguments = [sys.argv[0], *limits, found, str(SEEDS / options.target)]
+        atheris.Setup(arguments, TARGETS[options.target])
+        atheris.Fuzz()
+
+
+def _without(options: argparse.Namespace) -> None:
+    from fuzz.mutate import fuzz
+    from fuzz.targets import TARGETS
+
+    def keep(data: bytes) -> None:
+        name = f"{options.target}-{hashlib.sha256(data).hexdigest()[:16]}"
+        (options.findings / name).write_bytes(data)
+        sys.stderr.write(f"{options.findings / name}: a finding\n")
+
+    seeds = [path.read_bytes() for path in sorted((SEEDS / options.target).iterdir())]
+    seed = options.seed or int.from_bytes(os.urandom(4), "little")
+    count = fuzz(TARGETS[options.target], seeds, options.seconds, seed, keep)
+    sys.stdout.write(f"{options.target}: {count} inputs, no finding (seed {seed}, no coverage)\n")
+
+
+def main() -> None:
+    """Fuzz as the command line says."""
+    # What is fuzzed is small: threads would only wait for each other, and refusals are no news.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", NPU_EMBED_COMPILED="off")
+    logging.disable(logging.CRITICAL)
+    options = _options()
+    options.findings.mkdir(parents=True, exist_ok=True)
+    if options.replay is not None:
+        from fuzz.targets import TARGETS
+
+        TARGETS[options.target](options.replay.read_bytes())
+    elif options.plain or importlib.util.find_spec("atheris") is None:
+        _without(options)
+    else:
+        _with_atheris(options)
+
+
+if __name__ == "__main__":
+    main()
