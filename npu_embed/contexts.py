@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from . import settings
+from . import events, settings
 from .bundle import Bundle
 from .device import Context, Session
 from .errors import InputError, NoFreeContext
@@ -45,6 +45,7 @@ class Contexts:
         self._slot_wait_s = settings.slot_wait_ms() / 1000
         self._line = line(session.lock_folder)
         self._turn_began = 0.0
+        self.taken = 0  # contexts created that replace none of ours
 
     def __iter__(self) -> Iterator[tuple[Place, LoadedContext]]:
         """What is loaded now, the oldest first."""
@@ -81,6 +82,8 @@ class Contexts:
                 context = self._wait_in_line(path, place[1], dropped)
             if begins:
                 self._turn_began = time.monotonic()
+            if not dropped:
+                self.taken += 1
             self._loaded[place] = LoadedContext(context)
         return self._loaded[place]
 
@@ -102,7 +105,7 @@ class Contexts:
         victims = self._eviction.victims(list(self._loaded))
         for place in victims:
             log.debug("swap: %s dropped", place[0])
-            self._loaded.pop(place).release()
+            self._release(place, "swap")
             self._session.counters.swaps += 1
         return len(victims)
 
@@ -115,9 +118,10 @@ class Contexts:
         deadline = time.monotonic() + self._slot_wait_s
         with self._line.stand() as place:
             while True:
+                # Whoever comes before us needs what idle engines of this process hold, as we do.
+                call_in()
                 late = time.monotonic() >= deadline  # then try, whoever comes before
                 if late or not self._line.anyone(before=place):
-                    call_in()
                     try:
                         return self._session.context(path, kernel_name)
                     except NoFreeContext as error:
@@ -141,7 +145,7 @@ class Contexts:
         """
         had_turn = time.monotonic() - self._turn_began >= TURN_S
         if self._loaded and had_turn and self._line.anyone():
-            log.debug("%d contexts given up to another engine", self.unload_all())
+            log.debug("%d contexts given up to another engine", self.unload_all("turn"))
 
     def unload(self, key: str) -> None:
         """Release a kernel by its name, or by an xclbin's key a context and all its kernels.
@@ -152,21 +156,29 @@ class Contexts:
             InputError: nothing of that name is loaded.
         """
         if self._places.get(key) in self._loaded:
-            self._loaded.pop(self._places[key]).release()
+            self._release(self._places[key], "release")
             return
         for place, loaded in self:
             if loaded.unload(key):
                 if not loaded.names():
-                    self._loaded.pop(place).release()
+                    self._release(place, "release")
                 return
         names = sorted(name for _, loaded in self for name in loaded.names())
         raise InputError(
             f"unload({key!r}): not loaded; loaded are {', '.join(names) or 'no kernels'}."
         )
 
-    def unload_all(self) -> int:
+    def unload_all(self, why: str = "release") -> int:
         """Release every kernel and context; how many contexts."""
         count = len(self._loaded)
         while self._loaded:
-            self._loaded.popitem()[1].release()
+            self._release(next(reversed(self._loaded)), why)
         return count
+
+    def _release(self, place: Place, why: str) -> None:
+        loaded = self._loaded.pop(place)
+        if events.listeners:
+            events.note(
+                events.ContextDropped(posixpath.basename(place[0]), why, time.perf_counter())
+            )
+        loaded.release()

@@ -5,8 +5,9 @@ NpuEmbedError
 ├── InputError             the caller's argument is wrong (also a ValueError)
 │   └── InputTypeError     its type is wrong (also a TypeError)
 ├── DeviceError            the machine: driver, NPU, kernel
+│   ├── DeviceBad          it has failed twice in a row, and is not used until it is released
 │   ├── NoFreeContext      no hardware context to be had
-│   └── RunFailed          a kernel run did not complete
+│   └── RunFailed          a kernel run did not complete, or gave other results than known ones
 ├── FetchError             a checkpoint could not be fetched: network, pip, cache folder
 ├── OutputError            a result could not be written: folder, permissions, room
 └── SettingError           an NPU_EMBED_* variable or an option is wrong
@@ -35,12 +36,16 @@ class DeviceError(NpuEmbedError):
     """The NPU, its driver or the emulated device refused or failed."""
 
 
+class DeviceBad(DeviceError):
+    """The device failed a pack twice, the second time on new contexts; release() forgives it."""
+
+
 class NoFreeContext(DeviceError):
     """No hardware context could be created, even after dropping all of ours."""
 
 
 class RunFailed(DeviceError):
-    """A kernel run ended in another state than COMPLETED, or did not end in time."""
+    """A kernel run did not end in COMPLETED or in time, or its results are known to be wrong."""
 
 
 class FetchError(NpuEmbedError):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import settings
+from . import events, settings
 from .buffers import Buffer
 from .bundle import Bundle
 from .contexts import Contexts, Place
@@ -22,8 +25,12 @@ from .rows import Rows
 from .runlists import Launch
 from .runs import GemmRun, MhaRun, Run, Step
 from .specs import GemmSpec, MhaSpec
+from .watching import Arrival, Watch, seen
 
 log = logging.getLogger("npu_embed")
+
+# Called with a run and what runs it and waits for its end.
+OneByOne: TypeAlias = Callable[[Run, Callable[[], None]], None]
 
 MAX_MADE_OUT = 4  # of two packs in flight, with two kinds of layers
 
@@ -79,6 +86,8 @@ class Npu:
         self._checked: set[tuple[str, ...]] = set()
         self._last: Place | None = None
         self._made_out: dict[int, _MadeOut] = {}  # by the identity of the runs' tuple
+        self._watch = Watch()
+        self.one_by_one: OneByOne | None = None  # for who wants to see each run's operands
 
     def plan(self, contexts: Sequence[str]) -> None:
         """A forward begins that needs the contexts of these xclbin keys in this order."""
@@ -100,16 +109,29 @@ class Npu:
             ValueError: no runs, runs of different contexts, or sizes no kernel or buffer has.
             NoFreeContext, RunFailed, DeviceError: from the device; RunFailed also from wait().
         """
-        made = self._make_out(runs)
+        if self.one_by_one is None:
+            return self._submit(runs)
+        for run in runs:
+            self.one_by_one(run, partial(self._run_alone, run))
+        return together([])
+
+    def _run_alone(self, run: Run) -> None:
+        self._submit([run]).wait()
+
+    def _submit(self, runs: Sequence[Run]) -> Flight:
+        counters = self.session.counters
+        made, swaps = self._make_out(runs), counters.swaps
         loaded = self._contexts.use(made.steps[0].spec.ctx)
-        if self._last is not None and self._last != made.place:
-            self.session.counters.switches += 1
+        switched = self._last is not None and self._last != made.place
+        counters.switches += switched
         self._last = made.place
+        came = switched, counters.swaps > swaps
         flights = []
         try:
             for start in range(0, len(runs), loaded.max_copies):
                 part = slice(start, start + loaded.max_copies)
-                flights.append(self._submit_part(loaded, runs[part], made, part))
+                flights.append(self._submit_part(loaded, runs[part], made, part, came))
+                came = False, False
         except BaseException:
             loaded.settle()  # nobody will wait for what was started
             raise
@@ -134,8 +156,14 @@ class Npu:
         return made
 
     def _submit_part(
-        self, loaded: LoadedContext, runs: Sequence[Run], made: _MadeOut, part: slice
+        self,
+        loaded: LoadedContext,
+        runs: Sequence[Run],
+        made: _MadeOut,
+        part: slice,
+        came: tuple[bool, bool],
     ) -> Flight:
+        """came: switched, swapped; as Arrival has them."""
         steps = made.steps[part]
         found = made.launches.get(part.start)
         if found is None or found[0] is not loaded or found[1] != loaded.released:
@@ -158,6 +186,10 @@ class Npu:
                 self._check_list(loaded, runs, launches)
                 self._checked.add(kind)
                 as_list = self._lists
+        if events.listeners:
+            told = [seen(run, step) for run, step in zip(runs, steps, strict=True)]
+            arrival = Arrival(posixpath.basename(made.place[0]), *came)
+            return self._watch.submit(loaded, launches, told, arrival, as_list=as_list)
         return loaded.submit(launches, as_list=as_list)
 
     def _check_list(
@@ -213,6 +245,11 @@ class Npu:
     def contexts_held(self) -> int:
         """How many hardware contexts are loaded now."""
         return sum(1 for _ in self._contexts)
+
+    @property
+    def contexts_taken(self) -> int:
+        """How many contexts were created so far that do not replace one dropped to make room."""
+        return self._contexts.taken
 
     def unload(self, key: str) -> None:
         """Release a kernel by its name, or by an xclbin's key a context and all its kernels.

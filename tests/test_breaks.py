@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from references import MIN_COSINE, TINY, check_vectors, cosines, load_references, stored_references
 
-from npu_embed import BundleError, Embedder, NpuEmbedError, RunFailed
+from npu_embed import BundleError, DeviceBad, Embedder, NpuEmbedError
 from npu_embed.buffers import Buffer, View
 from npu_embed.driver import Xrt
 from npu_embed.emulator import txn
@@ -143,8 +143,8 @@ def test_a_patch_left_out(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) ->
 # --- syncs --------------------------------------------------------------------------------------
 
 SITES = [
-    ("to_device", "npu_embed.rows", "put"),
-    ("from_device", "npu_embed.rows", "get"),
+    ("to_device", "npu_embed.rows", "send"),
+    ("from_device", "npu_embed.rows", "receive"),
     ("to_device", "npu_embed.kernels", "patch"),
     ("to_device", "npu_embed.device", "buffer"),  # columns that only pad are never written
     ("to_device", "npu_embed.device", "load"),
@@ -185,6 +185,7 @@ def test_every_call_of_a_sync_is_among_those_forgotten_here() -> None:
         (method, module.removeprefix("npu_embed.").replace(".", "/") + ".py")
         for method, module, _ in SITES
     }
+    known.add(("to_device", "doctor/answers.py"))  # forgotten in unit/test_doctor_answers.py
     assert found == known
 
 
@@ -290,11 +291,12 @@ def test_a_descriptor_of_a_second_chunk_one_row_short(tiny_copy: Path) -> None:
         with Embedder(tiny_copy, "emulated") as embedder:
             assert 96 < sum(len(ids) for ids in embedder.tokenize(stored.texts[:8])) <= 128
             with pytest.raises(
-                (RunFailed, BundleError),
+                (DeviceBad, BundleError),
                 match=r"qkv_x2: the run ended in (TIMEOUT|ERROR)|qkv_x2.insts.bin: reads \d+ bytes",
             ) as failed:
                 embedder.embed(stored.texts[:8])
-            ended.add(str(failed.value).split(",")[0].split()[-1])
+            ended.update(re.findall("TIMEOUT|ERROR", str(failed.value)))
+            embedder.release()  # a device that failed twice is used again after this
             check_vectors(embedder.embed(stored.texts[:3]), stored.embeddings[:3])
     assert "TIMEOUT" in ended
 

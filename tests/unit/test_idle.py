@@ -212,6 +212,27 @@ def test_what_a_sibling_does_not_use_goes_before_what_is_in_use(
     assert other.stats.swaps == 0
 
 
+class Stopped(Exception):
+    """Ends a wait that would go on."""
+
+
+def test_an_idle_sibling_gives_up_its_contexts_to_whoever_is_first_in_line(
+    opened: Callable[[], Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_one, waiting = opened(), opened()
+    idle_one.embed("a")
+    assert idle_one.contexts_held
+
+    def stop(_: float) -> None:
+        raise Stopped
+
+    monkeypatch.setattr("npu_embed.contexts.time.sleep", stop)
+    line = waiting._model.npu._contexts._line
+    with line.stand(), pytest.raises(Stopped):  # somebody else, who needs what the idle one holds
+        waiting.embed("a")
+    assert idle_one.contexts_held == 0
+
+
 def test_a_sibling_that_is_embedding_gives_up_nothing(
     opened: Callable[[], Embedder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
