@@ -16,8 +16,8 @@ _QUERY_ROWS = 128  # queries at a time: bounds the scores, and skips most keys o
 class Rotary:
     """Rotary positions for heads of head_dim numbers: number i turns with i + head_dim / 2.
 
-    Position p turns pair i by p / theta^(2 i / head_dim), which is tabulated for positions below
-    max_positions.
+    Position p turns pair i by p / theta^(2 i / head_dim), whose cosine and sine are tabulated for
+    positions below max_positions: cos, sin [max_positions, head_dim / 2].
 
     Source: "RoFormer" (Su et al.), with halves in place of neighbours, as Hugging Face has it.
     """
@@ -26,8 +26,8 @@ class Rotary:
         half = head_dim // 2
         # In float64: a float32 angle of thousands of radians has few digits left.
         angles = np.arange(max_positions)[:, None] * theta ** (-np.arange(half) / half)
-        self._cos: F32 = np.cos(angles).astype(np.float32)[:, None]
-        self._sin: F32 = np.sin(angles).astype(np.float32)[:, None]
+        self.cos: F32 = np.cos(angles).astype(np.float32)
+        self.sin: F32 = np.sin(angles).astype(np.float32)
 
     def turn(self, x: F32, positions: NDArray[np.intp]) -> None:
         """Turn every head of x [rows, heads, head_dim] by its row's position, in place."""
@@ -36,7 +36,7 @@ class Rotary:
         for start in range(0, len(x), step):
             block = slice(start, start + step)
             first, second = x[block, :, :half], x[block, :, half:]
-            cos, sin = self._cos[positions[block]], self._sin[positions[block]]
+            cos, sin = self.cos[positions[block], None], self.sin[positions[block], None]
             turned = first * cos - second * sin
             np.multiply(second, cos, out=second)
             np.add(second, first * sin, out=second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -40,6 +41,10 @@ class ImageQueries(ABC):
     @abstractmethod
     def _turn(self, call: Tally) -> AbstractContextManager[Tally]:
         """A turn on the device; what is counted in it goes to the totals and to call."""
+
+    @abstractmethod
+    def _recovered(self, forward: Callable[[], F32]) -> F32:
+        """The vectors of a forward of images, verified, repeated once if it fails."""
 
     @abstractmethod
     def _ended(self, call: Tally) -> None:
@@ -87,7 +92,7 @@ class ImageQueries(ABC):
         self, encoder: ImageEncoder, images: list[Patches], first: int, call: Tally
     ) -> F32:
         with self._turn(call) as part:
-            vectors = encoder.embed(images, part.timing)
+            vectors = self._recovered(lambda: encoder.embed(images, part.timing))
             part.images = len(images)
             part.tokens = sum(encoder.tokens(image) for image in images)
         check_finite(vectors, range(first, first + len(images)), "images")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import events
 from ..bundle import Bundle
 from ..device import Session
 from ..errors import BundleError, DeviceError
@@ -44,7 +45,10 @@ def load(session: Session, bundle: Bundle, max_rows: int) -> Forward:
             f"manifest.txt: param family {bundle.family}, this version runs "
             f"{', '.join(FAMILIES)}; update npu-embed."
         )
-    return family(session, bundle, max_rows)
+    model = family(session, bundle, max_rows)
+    if events.listeners:
+        events.note(events.Opened(bundle.name, bundle.family, session.kind, session.device_name))
+    return model
 
 
 def image_encoder(model: Forward) -> ImageEncoder | None:

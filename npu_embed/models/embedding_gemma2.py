@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..bf16 import F32, to_f32
+from ..bf16 import F32
 from ..bundle import Bundle
-from ..hostops import rms_norm
+from ..rms import put_gated
 from ..runs import GemmRun
 from ..schedule import Stretch
 from ..specs import GemmSpec
@@ -27,6 +27,8 @@ from .gemma4_vision_params import has_vision
 from .gemma_params import FULL, SLIDING
 from .gemma_weights import Layer
 from .image_encoder import ImageEncoder
+
+FRAME = ("bos", "boi", "eoi", "eos")  # tokens around an image's soft ones: two before, two behind
 
 
 class EmbeddingGemma2(Gemma):
@@ -89,53 +91,54 @@ class EmbeddingGemma2(Gemma):
         self._scalars = self._layer_scalars()
         self.images = ImageEncoder(self, self._frame()) if has_vision(self.bundle) else None
 
+    def _most_positions(self) -> int:
+        if not has_vision(self.bundle):
+            return self.bundle.max_tokens
+        soft = self.bundle.manifest.param_int("max_soft_tokens", minimum=1, maximum=1 << 16)
+        return max(self.bundle.max_tokens, soft + len(FRAME))
+
     def _frame(self) -> F32:
-        """The rows around an image's soft tokens [4, hidden_size]: bos, boi | eoi, eos."""
+        """The rows around an image's soft tokens [4, hidden_size]: of FRAME."""
         limit = self.params.vocab_size - 1
         ids = [
             self.bundle.manifest.param_int(f"{name}_token_id", minimum=0, maximum=limit)
-            for name in ("bos", "boi", "eoi", "eos")
+            for name in FRAME
         ]
         assert self._table is not None
         return self._table.rows(np.array(ids, dtype=np.int32))
 
-    def _layer_scalars(self) -> Sequence[F32]:
-        """A number a layer, each [1]."""
-        return [self.weight(i, "layer_scalar", 1) for i in range(len(self.params.layer_types))]
+    def _layer_scalars(self) -> Sequence[np.float32]:
+        """A number a layer."""
+        return [self.weight(i, "layer_scalar", 1)[0] for i in range(len(self.params.layer_types))]
 
     def _before(self, p: Pass) -> Iterator[Stretch]:
-        """The bits of every layer's input, which are widened a layer at a time: they are many."""
+        """Every layer's input, which stays where it is, as bits: they are many."""
         rows, buffers = p.pack.rows, p.buffers
         with p.timing.stage("host"):
             buffers["x"].put(p.x)
         yield Stretch("gemm", [GemmRun("ple", buffers["x"], self._ple, buffers["ple"], rows)])
         with p.timing.stage("host"):
-            p.per_layer = buffers["ple"].bits(rows)
+            p.per_layer = buffers["ple"].receive(rows)
 
-    def _layer_input(self, p: Pass, index: int) -> F32:
-        """norm(c / sqrt(hidden_size)), c the layer's columns of what `ple` gave.
+    def _gate(self, p: Pass, index: int) -> None:
+        """Put gate * norm(c / sqrt(hidden_size)), c the layer's columns of what `ple` gave.
 
         The quotient's norm is that of c with an eps hidden_size times as large.
         """
         assert p.per_layer is not None
-        width = self.hidden_size_per_layer_input
-        c = to_f32(p.per_layer[:, index * width : (index + 1) * width])
-        eps = self.params.rms_norm_eps * self.params.hidden_size
-        return rms_norm(c, self._ple_norm, eps, out=c)
+        elements, first, stride = p.per_layer
+        c = elements, first + index * self.hidden_size_per_layer_input, stride
+        eps, buffers = self.params.rms_norm_eps * self.params.hidden_size, p.buffers
+        put_gated(buffers["gate"], c, p.pack.rows, self._ple_norm, eps, buffers["gated"])
 
     def _after(self, p: Pass, layer: Layer) -> Iterator[Stretch]:
-        buffers, rows = p.buffers, p.pack.rows
-        with p.timing.stage("host"):
-            buffers["x"].put(p.x)
         yield Stretch("gemm", [self.gemm(p, layer, "ple_gate", "x", "gate")])
         with p.timing.stage("host"):
-            gated = buffers["gate"].get(rows, self.hidden_size_per_layer_input)
-            np.multiply(gated, self._layer_input(p, layer.index), out=gated)
-            buffers["gated"].put(gated)
+            self._gate(p, layer.index)
         yield Stretch("gemm", [self.gemm(p, layer, "ple_proj", "gated", "out")])
         with p.timing.stage("host"):
-            self.add(p, self._post_norms[layer.index])
-            p.x *= self._scalars[layer.index]
+            scale, put = self._scalars[layer.index], self.following(layer)
+            self.add(p, self._post_norms[layer.index], scale=scale, put=put)
 
     def _head(self, p: Pass, pooled: F32) -> Generator[Stretch, None, F32]:
         yield from ()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bf16 import F32
-from .embedding_gemma2 import EmbeddingGemma2
-from .gemma4_vision_params import has_vision
-from .gemma_weights import EmbeddingTable
+import numpy as np
 
-FRAME = 4  # rows around an image's soft tokens: bos, boi | eoi, eos
+from ..bf16 import F32
+from .embedding_gemma2 import FRAME, EmbeddingGemma2
+from .gemma_weights import EmbeddingTable
 
 
 class EmbeddingGemma2Published(EmbeddingGemma2):
@@ -23,15 +22,8 @@ class EmbeddingGemma2Published(EmbeddingGemma2):
         """The table of embeddings, which a bundle for images only has not."""
         return super()._embedding_table() if self.bundle.max_tokens else None
 
-    def _most_positions(self) -> int:
-        if not has_vision(self.bundle):
-            return self.bundle.max_tokens
-        soft = self.bundle.manifest.param_int("max_soft_tokens", minimum=1, maximum=1 << 16)
-        return max(self.bundle.max_tokens, soft + FRAME)
-
     def _frame(self) -> F32:
-        return self.bundle.tensors.f32("t.tok", (FRAME, self.params.hidden_size))
+        return self.bundle.tensors.f32("t.tok", (len(FRAME), self.params.hidden_size))
 
-    def _layer_scalars(self) -> Sequence[F32]:
-        layers = len(self.params.layer_types)
-        return list(self.bundle.tensors.f32("t.layer_scalar", (layers,)).reshape(layers, 1))
+    def _layer_scalars(self) -> Sequence[np.float32]:
+        return list(self.bundle.tensors.f32("t.layer_scalar", (len(self.params.layer_types),)))

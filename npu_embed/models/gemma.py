@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attention import Rotary, attend_texts
-from ..bf16 import F32
+from ..bf16 import F32, RowBuffer
 from ..bundle import Bundle
 from ..device import Buffer, Session
-from ..hostops import mean_pool, rms_norm, row_numbers, unit_rows
+from ..heads import HeadStep
+from ..hostops import mean_pool, row_numbers, unit_rows
 from ..npu import Npu
 from ..packing import Pack
+from ..rms import ONE, Put, add_rms_norm, put_rms_norm, rms_norm
 from ..rows import Rows
 from ..runs import GemmRun, MhaRun
 from ..schedule import Steps, Stretch, stretches
@@ -39,9 +41,9 @@ Buffers = Mapping[str, Rows]
 
 @dataclass(slots=True)
 class Pass:
-    """A pack on its way through the layers: x [rows, hidden_size], its row buffers, positions.
+    """A pack on its way through the layers: x [rows, hidden_size], its row buffers.
 
-    per_layer: bits that a family makes of the embeddings, for all its layers.
+    positions [rows, 1]. per_layer: what a family makes of the embeddings, for all its layers.
     """
 
     x: F32
@@ -49,7 +51,7 @@ class Pass:
     pack: Pack
     positions: NDArray[np.intp]
     timing: Timing
-    per_layer: NDArray[np.uint16] | None = None
+    per_layer: RowBuffer | None = None
 
 
 class Gemma(ABC):
@@ -159,9 +161,17 @@ class Gemma(ABC):
         scale = a.scale * (math.log2(math.e) if self.params.attention_on_npu else 1)
         q = self.weight(index, "self_attn.q_norm.weight", a.head_dim) * np.float32(scale)
         k = self.weight(index, "self_attn.k_norm.weight", a.head_dim)
+        turned = a.num_attention_heads + a.num_key_value_heads
         norms = [q] * a.num_attention_heads + [k] * a.num_key_value_heads
         if self.value_norm:
             norms += [np.ones_like(k)] * a.num_key_value_heads
+        heads = HeadStep(
+            turned + a.num_key_value_heads,
+            turned,
+            np.stack(norms),
+            self.params.rms_norm_eps,
+            self._rotary[kind],
+        )
         name = self._name(f"layers.{index}")
         o, inner = self._slices(f"o{a.suffix}", a.q_width), self.params.intermediate_size
         packed = {
@@ -176,7 +186,7 @@ class Gemma(ABC):
             index,
             a,
             packed,
-            np.stack(norms),
+            heads,
             self.weight(index, "post_attention_layernorm.weight", d),
             self.weight(index, "post_feedforward_layernorm.weight", d),
         )
@@ -295,27 +305,25 @@ class Gemma(ABC):
 
         x is overwritten; the rest is as in steps.
         """
-        positions = row_numbers(pack.starts, pack.lengths)
+        positions = row_numbers(pack.starts, pack.lengths)[:, None]
         p = Pass(x, self._slot(slot), pack, positions, timing)
         if tap is not None:
             tap("embeddings", p.x)
         yield from self._before(p)
-        for kind, layer in zip(self.params.layer_types, self._layers, strict=True):
-            yield from self._attention(p, layer, self._rotary[kind])
+        with timing.stage("host"):
+            put_rms_norm(p.x, self.params.rms_norm_eps, p.buffers["x"])
+        for layer in self._layers:
+            yield from self._attention(p, layer)
             yield from self._feed_forward(p, layer)
             yield from self._after(p, layer)
             if tap is not None:
                 tap(f"layer {layer.index}", p.x)
         with timing.stage("pooling"):
-            x = self.normed(p.x, self._norm)
+            x = rms_norm(p.x, self._norm, self.params.rms_norm_eps, out=p.x)
             pooled = mean_pool(x, pack.starts, pack.lengths)
         pooled = yield from self._head(p, pooled)
         with timing.stage("pooling"):
             return unit_rows(pooled) if self.params.normalize else pooled
-
-    def normed(self, x: F32, weight: F32 | None = None, *, out: F32 | None = None) -> F32:
-        """The norm of the model's eps; see rms_norm."""
-        return rms_norm(x, weight, self.params.rms_norm_eps, out=out)
 
     def gemm(self, p: Pass, layer: Layer, key: str, a: str, c: str) -> GemmRun:
         """A layer's GEMM from one row buffer into another, by their names."""
@@ -331,29 +339,30 @@ class Gemma(ABC):
             for s, b in enumerate(layer.packed[key])
         ]
 
-    def add(self, p: Pass, norm: F32, slices: int = 1) -> None:
-        """Do x += the norm of the sum of what so many runs left in `out`, `out.1` ..."""
-        y = p.buffers["out"].get(p.pack.rows, self.params.hidden_size)
-        for s in range(1, slices):
-            y += p.buffers[checks.slice_name("out", s)].get(p.pack.rows, self.params.hidden_size)
-        p.x += self.normed(y, norm, out=y)
+    def add(
+        self, p: Pass, norm: F32, slices: int = 1, *, scale: np.float32 = ONE, put: Put
+    ) -> None:
+        """Do x = (x + the norm of the sum of so many runs' results) * scale, and put it.
 
-    def _attention(self, p: Pass, layer: Layer, rotary: Rotary) -> Iterator[Stretch]:
-        """Do x += norm(o(attention(qkv(x))))."""
-        a, buffers, rows = layer.attention, p.buffers, p.pack.rows
+        The runs left them in `out`, `out.1` ...; `put` is what the next run reads of x.
+        """
+        ys = [p.buffers[checks.slice_name("out", s)] for s in range(slices)]
+        eps = self.params.rms_norm_eps
+        add_rms_norm(p.x, ys, norm, eps, scale=scale, out=p.buffers["x"], put=put)
+
+    def following(self, layer: Layer) -> Put:
+        """What the next layer reads of x; behind the last one nothing does."""
+        return None if layer is self._layers[-1] else "norm"
+
+    def _attention(self, p: Pass, layer: Layer) -> Iterator[Stretch]:
+        """Do x += norm(o(attention(qkv(x / rms(x)))))."""
+        a, buffers = layer.attention, p.buffers
         qkv, attended = f"qkv{a.suffix}", f"attended{a.suffix}"
-        with p.timing.stage("host"):
-            buffers["x"].put(self.normed(p.x))
         yield Stretch("gemm", [self.gemm(p, layer, qkv, "x", qkv)])
-        with p.timing.stage("host"):
-            heads = buffers[qkv].get(rows, a.qkv_width).reshape(rows, -1, a.head_dim)
-            normed = heads[:, : len(layer.head_norm)]
-            self.normed(normed, layer.head_norm, out=normed)
-            rotary.turn(heads[:, : a.num_attention_heads + a.num_key_value_heads], p.positions)
         if self.params.attention_on_npu:
             staged = buffers[f"heads{a.suffix}"]
             with p.timing.stage("host"):
-                staged.put(heads.reshape(rows, -1))
+                layer.heads.put(buffers[qkv], p.positions, staged)
             # Ascending: each run's rows past its text are overwritten by the next text's run.
             yield Stretch(
                 "mha",
@@ -364,24 +373,24 @@ class Gemma(ABC):
             )
         else:
             with p.timing.stage("host"):
-                k = a.num_attention_heads
-                v = k + a.num_key_value_heads
+                heads = layer.heads.get(buffers[qkv], p.positions)
+                k, v = a.num_attention_heads, layer.heads.turned
                 parts = heads[:, :k], heads[:, k:v], heads[:, v:]
                 buffers[attended].put(attend_texts(*parts, p.pack.starts, p.pack.lengths, a.window))
         o = self.sliced(p, layer, f"o{a.suffix}", attended)
         yield Stretch("gemm", o)
         with p.timing.stage("host"):
-            self.add(p, layer.post_attention_norm, len(o))
+            self.add(p, layer.post_attention_norm, len(o), put="norm")
 
     def _feed_forward(self, p: Pass, layer: Layer) -> Iterator[Stretch]:
-        """Do x += norm(down(geglu(gate_up(x))))."""
-        with p.timing.stage("host"):
-            p.buffers["x"].put(self.normed(p.x))
+        """Do x += norm(down(geglu(gate_up(x / rms(x)))))."""
         gate_up = self.gemm(p, layer, "gate_up", "x", "inner")
         down = self.sliced(p, layer, "down", "inner")
         yield from stretches(self.npu, "gemm", [gate_up, *down])
         with p.timing.stage("host"):
-            self.add(p, layer.post_feedforward_norm, len(down))
+            # A family's own GEMM behind it reads x as it is.
+            put: Put = "x" if self.after_layer else self.following(layer)
+            self.add(p, layer.post_feedforward_norm, len(down), put=put)
 
     def close(self) -> None:
         """Release kernels and contexts, then the weights' and the rows' buffers."""

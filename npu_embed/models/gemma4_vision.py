@@ -18,10 +18,11 @@ from ..attention import Rotary, attend_texts
 from ..bf16 import F32, to_f32
 from ..bundle import Bundle
 from ..device import Buffer
-from ..hostops import rms_norm
+from ..heads import HeadStep
 from ..images import ImageLimits, Patches
 from ..npu import Npu
 from ..packing import Pack
+from ..rms import Put, add_rms_norm, put_rms_norm
 from ..rows import Rows
 from ..runs import GemmRun, MhaRun
 from ..schedule import Steps, Stretch, stretches
@@ -41,7 +42,7 @@ class VisionLayer:
 
     packed: Mapping[str, Buffer]
     down: tuple[Buffer, ...]
-    head_norm: F32
+    heads: HeadStep
     post_attention_norm: F32
     post_feedforward_norm: F32
 
@@ -105,10 +106,12 @@ class Gemma4Vision:
         scale = np.float32(math.log2(math.e) if p.attention_on_npu else 1)
         q, k = norm("self_attn.q_norm", p.head_dim), norm("self_attn.k_norm", p.head_dim)
         heads, kv_heads = p.num_attention_heads, p.num_key_value_heads
+        norms = [q * scale] * heads + [k] * kv_heads + [np.ones_like(k)] * kv_heads
+        turned = heads + kv_heads
         return VisionLayer(
             {key: self._upload(f"{name}.{key}", key) for key in ("qkv", "o", "gate_up")},
             self._upload_down(name),
-            np.stack([q * scale] * heads + [k] * kv_heads + [np.ones_like(k)] * kv_heads),
+            HeadStep(len(norms), turned, np.stack(norms), p.rms_norm_eps, self._rotary),
             norm("post_attention_layernorm", p.hidden_size),
             norm("post_feedforward_layernorm", p.hidden_size),
         )
@@ -170,12 +173,13 @@ class Gemma4Vision:
         buffers = self._slot(slot)
         with timing.stage("host"):
             buffers["patches"].put(np.concatenate([2 * image.pixels - 1 for image in images]))
-            positions = np.concatenate([image.positions for image in images]).astype(np.intp)
+            positions = np.concatenate([image.positions for image in images]).astype(np.intp, "C")
         yield Stretch("gemm", [self._gemm(buffers, pack.rows, "patch", "patches", self._patch)])
         with timing.stage("host"):
             x = buffers["out"].get(pack.rows, self.params.hidden_size)
             x += self._tables[0][positions[:, 0]]
             x += self._tables[1][positions[:, 1]]
+            put_rms_norm(x, self.params.rms_norm_eps, buffers["x"])
         p = VisionPass(x, buffers, pack, positions, timing)
         for layer in self._layers:
             yield from self._attention(p, layer)
@@ -187,7 +191,7 @@ class Gemma4Vision:
                     for start, image in zip(pack.starts, images, strict=True)
                 ]
             )
-            buffers["x"].put(self._normed(pooled, out=pooled))
+            put_rms_norm(pooled, self.params.rms_norm_eps, buffers["x"])
         tokens = len(pooled)
         run = self._gemm(buffers, tokens, "projection", "x", self._projection, "soft")
         yield Stretch("gemm", [run])
@@ -199,33 +203,18 @@ class Gemma4Vision:
     ) -> GemmRun:
         return GemmRun(f"{key}.{VISION}", buffers[a], b, buffers[c], rows)
 
-    def _normed(self, x: F32, weight: F32 | None = None, *, out: F32 | None = None) -> F32:
-        return rms_norm(x, weight, self.params.rms_norm_eps, out=out)
-
-    def _add(self, p: VisionPass, norm: F32, slices: int = 1) -> None:
-        """Do x += the norm of the sum of what so many runs left in `out`, `out.1` ..."""
-        y = p.buffers["out"].get(p.pack.rows, self.params.hidden_size)
-        for s in range(1, slices):
-            y += p.buffers[checks.slice_name("out", s)].get(p.pack.rows, self.params.hidden_size)
-        p.x += self._normed(y, norm, out=y)
+    def _add(self, p: VisionPass, norm: F32, slices: int = 1, *, put: Put) -> None:
+        """Do x += the norm of the sum of so many runs' results, and put it; as Gemma.add."""
+        ys = [p.buffers[checks.slice_name("out", s)] for s in range(slices)]
+        add_rms_norm(p.x, ys, norm, self.params.rms_norm_eps, out=p.buffers["x"], put=put)
 
     def _attention(self, p: VisionPass, layer: VisionLayer) -> Iterator[Stretch]:
-        """Do x += norm(o(attention(qkv(x)))), every patch seeing all patches of its image."""
+        """Do x += norm(o(attention(qkv(x / rms(x))))), every patch seeing all of its image."""
         params, buffers, rows = self.params, p.buffers, p.pack.rows
-        with p.timing.stage("host"):
-            buffers["x"].put(self._normed(p.x))
         yield Stretch("gemm", [self._gemm(buffers, rows, "qkv", "x", layer.packed["qkv"], "qkv")])
-        with p.timing.stage("host"):
-            heads = buffers["qkv"].get(rows, params.qkv_width).reshape(rows, -1, params.head_dim)
-            self._normed(heads, layer.head_norm, out=heads)
-            k = params.num_attention_heads
-            v = k + params.num_key_value_heads
-            half = params.head_dim // 2
-            self._rotary.turn(heads[:, :v, :half], p.positions[:, 0])
-            self._rotary.turn(heads[:, :v, half:], p.positions[:, 1])
         if params.attention_on_npu:
             with p.timing.stage("host"):
-                buffers["heads"].put(heads.reshape(rows, -1))
+                layer.heads.put(buffers["qkv"], p.positions, buffers["heads"])
             # Ascending: each run's rows past its image are overwritten by the next image's run.
             yield Stretch(
                 "mha",
@@ -236,17 +225,17 @@ class Gemma4Vision:
             )
         else:
             with p.timing.stage("host"):
+                heads = layer.heads.get(buffers["qkv"], p.positions)
+                k, v = params.num_attention_heads, layer.heads.turned
                 parts = heads[:, :k], heads[:, k:v], heads[:, v:]
                 buffers["attended"].put(attend_texts(*parts, p.pack.starts, p.pack.lengths, None))
         yield Stretch("gemm", [self._gemm(buffers, rows, "o", "attended", layer.packed["o"])])
         with p.timing.stage("host"):
-            self._add(p, layer.post_attention_norm)
+            self._add(p, layer.post_attention_norm, put="norm")
 
     def _feed_forward(self, p: VisionPass, layer: VisionLayer) -> Iterator[Stretch]:
-        """Do x += norm(down(geglu(gate_up(x))))."""
+        """Do x += norm(down(geglu(gate_up(x / rms(x)))))."""
         buffers, rows, packed = p.buffers, p.pack.rows, layer.packed
-        with p.timing.stage("host"):
-            buffers["x"].put(self._normed(p.x))
         gate_up = self._gemm(buffers, rows, "gate_up", "x", packed["gate_up"], "inner")
         K = self._gemms["down"].K
         down = [
@@ -262,7 +251,8 @@ class Gemma4Vision:
         ]
         yield from stretches(self.npu, "gemm", [gate_up, *down])
         with p.timing.stage("host"):
-            self._add(p, layer.post_feedforward_norm, len(down))
+            put: Put = None if layer is self._layers[-1] else "norm"
+            self._add(p, layer.post_feedforward_norm, len(down), put=put)
 
     def _pool(self, x: F32, image: Patches) -> F32:
         """The mean of each block of patches, times sqrt(hidden_size); blocks row by row."""

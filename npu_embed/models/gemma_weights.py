@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import jit
 from ..bf16 import F32, to_f32
 from ..device import Buffer
+from ..heads import HeadStep
 from ..tensors import Tensors
 from . import checks
 from .gemma_params import Attention, GemmaParams
@@ -21,13 +23,12 @@ class Layer:
     """One layer's weights: packed B on the device by GEMM key, norms on the host.
 
     A GEMM whose K is cut has a B a slice, in order.
-    head_norm [normed heads, head_dim]: the norm of q, which holds q's scale too, k, and v if any.
     """
 
     index: int
     attention: Attention
     packed: Mapping[str, tuple[Buffer, ...]]
-    head_norm: F32
+    heads: HeadStep
     post_attention_norm: F32
     post_feedforward_norm: F32
 
@@ -50,6 +51,10 @@ class EmbeddingTable:
             BundleError: an id that has no row.
         """
         checks.token_ids(ids, self._vocab_size)
+        if self._bits is not None and jit.kernels is not None:
+            rows = np.empty((len(ids), self._bits.shape[1]), dtype=np.float32)
+            jit.kernels.table_rows(self._bits, ids, self._scale, rows)
+            return rows
         if self._bits is not None:
             rows = to_f32(self._bits[ids])
         else:

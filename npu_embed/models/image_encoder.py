@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .. import jit
 from ..bf16 import F32
 from ..errors import BundleError
 from ..images import ImageLimits, Patches
@@ -64,7 +65,9 @@ class ImageEncoder:
             NoFreeContext, RunFailed, DeviceError: from the device.
         """
         vision, npu = self._vision, self._text.npu
-        packs = make_packs([len(image) for image in images], vision.max_rows)
+        lengths = [len(image) for image in images]
+        jit.note_rows(sum(lengths))
+        packs = make_packs(lengths, vision.max_rows)
         found: dict[int, F32] = {}
         for first in range(0, len(packs), VISION_SLOTS):
             group = packs[first : first + VISION_SLOTS]

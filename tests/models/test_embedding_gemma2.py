@@ -114,9 +114,9 @@ def test_a_norm_without_its_weight_turns_vectors_wrong(
 def test_inputs_of_another_layer_turn_vectors_wrong(
     eg2_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = EmbeddingGemma2._layer_input
+    right = EmbeddingGemma2._gate
     monkeypatch.setattr(
-        EmbeddingGemma2, "_layer_input", lambda model, p, index: right(model, p, (index + 1) % 6)
+        EmbeddingGemma2, "_gate", lambda model, p, index: right(model, p, (index + 1) % 6)
     )
     assert lowest(eg2_bundle) < WRONG
 
@@ -126,13 +126,16 @@ def test_a_layers_input_is_the_norm_of_its_columns_scaled(eg2_bundle: Path) -> N
     model = EmbeddingGemma2(Session.open("emulated"), bundle, bundle.max_rows)
     c = np.random.default_rng(0).standard_normal((3, 384)).astype(np.float32)
     bits = to_bf16(c * np.float32(0.01))  # so small that eps counts
-    pack = Pack((0,), (0,), (3,), 3)
-    p = Pass(np.zeros((3, 64), np.float32), {}, pack, np.arange(3), Timing(), bits)
+    buffers = model._slot(0)
+    buffers["gate"].put(np.ones((3, 64), np.float32))
+    pack, rows = Pack((0,), (0,), (3,), 3), (bits.reshape(-1), 0, 384)
+    p = Pass(np.zeros((3, 64), np.float32), buffers, pack, np.arange(3)[:, None], Timing(), rows)
     weight = bundle.tensors.f32(f"{TEXT}ple.per_layer_projection_norm.weight")
     for index in range(6):
         x = to_f32(bits[:, index * 64 : (index + 1) * 64]).astype(np.float64) * 64**-0.5
         wanted = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * weight
-        np.testing.assert_allclose(model._layer_input(p, index), wanted, rtol=1e-5)
+        model._gate(p, index)
+        np.testing.assert_allclose(buffers["gated"].get(3, 64), wanted, rtol=2.0**-8)
     model.close()
     bundle.close()
 

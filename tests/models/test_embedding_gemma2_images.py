@@ -237,9 +237,11 @@ def test_a_vector_that_is_not_finite_is_not_returned(
 def test_a_damaged_bundle_is_refused(
     eg2_bundle: Path, tmp_path: Path, change: tuple[str, str], words: str
 ) -> None:
-    # gemm_chunks follow their gemm by its key.
-    changes = [change, ("gemm_chunks patch.vision ", "gemm_chunks patch.other ")]
-    broken = edited(eg2_bundle, tmp_path / "broken", *changes[: 2 if "patch" in change[0] else 1])
+    changes = [change]
+    if "patch" in change[0]:  # the records of its other streams follow a gemm by its key
+        tags = ("gemm_chunks", "gemm_rows")
+        changes += [(f"{tag} patch.vision ", f"{tag} patch.other ") for tag in tags]
+    broken = edited(eg2_bundle, tmp_path / "broken", *changes)
     with pytest.raises(BundleError, match=words):
         Embedder(broken, "emulated")
 
