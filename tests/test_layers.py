@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "npu_embed"
 LAYERS = """
 errors eviction paths settings
 jit.lanes jit jit.scalars jit.sums jit.rows jit.rms jit.heads jit.gemma jit.array jit.compiled
-bf16 cores trace progress idle nearness flights
+bf16 cores events trace progress idle nearness flights
 
 emulator
 emulator.txn_ops emulator.txn_layout emulator.txn_codec emulator.txn_legacy emulator.txn_text
@@ -23,15 +23,17 @@ emulator.xclbin_format emulator.xclbin_xml emulator.xclbin_read emulator.xclbin_
 emulator.xclbin
 emulator.enums emulator.profile emulator.slots emulator.heap emulator.memory
 emulator.dma emulator.heads emulator.flows emulator.controller emulator.program emulator.epilogues emulator.softmax
-emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha emulator.array emulator.ert emulator.command emulator.hardware
+emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha emulator.array emulator.ert emulator.command emulator.binding
+emulator.faults emulator.hardware
 emulator.pyxrt_xclbin emulator.pyxrt_device emulator.pyxrt_bo emulator.pyxrt_run
 emulator.pyxrt_runlist emulator.pyxrt
 
-records manifest kernel_fields gemm_records specs wordcheck streamcheck
+records manifest kernel_fields gemm_records specs wordcheck streamcheck streamlint
 tensors tensors_txt tokenizer images
 published published_tokenizer
+debuglines chrometrace seeing
 driver stats containers buffers kernels runlists device waiting
-bundle rows runs loaded contexts npu schedule hostops attention rms heads packing
+bundle lint rows runs loaded contexts watching npu schedule hostops attention rms heads packing
 models.checks models.forward models.bert models.roberta
 models.gemma_params models.gemma_weights models.gemma models.gemma3_text
 models.gemma4_vision_params models.gemma4_vision models.image_encoder models.embedding_gemma2
@@ -50,9 +52,11 @@ exporters.gemma4_vision_config exporters.gemma4_vision_reference exporters.gemma
 exporters.image_reference exporters.embedding_gemma2
 exporters.published_tokenizer exporters.published_vision exporters.published
 exporters.exporter exporters
+support
 fetch
 
-vectors quantization queries streaming image_queries token_queries turns embedder outcomes imagecheck selfcheck api __init__
+outcomes imagecheck canary recovery
+vectors quantization queries streaming image_queries token_queries turns embedder selfcheck api __init__
 
 batch.formats batch.row batch.lines batch.delimited batch.tables batch.folder batch.sources
 batch.columns batch.scan batch.shards batch.writers batch.table_writers batch.stored batch.compute batch.engines
@@ -63,16 +67,19 @@ integrations integrations.extras integrations.engine
 integrations.langchain integrations.llama_index integrations.chroma integrations.haystack
 integrations.mteb integrations.shipped integrations.ray
 
+profiling.texts profiling.table profiling.measure profiling.operands profiling.reference
+profiling.compare profiling.timeline profiling
+
 doctor.findings doctor.ioctls doctor.probe doctor.machine doctor.sandbox doctor.hardware doctor.node
 doctor.memlock doctor.xrt doctor.binding doctor.slots doctor.software doctor.bundles
 doctor.known_kernels doctor.answers doctor.runs doctor.child doctor.examination doctor
 
 server server.messages server.worker server.link server.metrics server.queue server.dispatcher
 server.refusals server.request server.openai_api server.tei_api server.prepare server.options
-server.service server.page server.app server.run
+server.service server.page server.app server.connection server.run
 
-cli.output cli.batch cli.embed cli.export cli.get
-cli.inspect_insts cli.inspect_xclbin cli.inspect_bundle cli.inspect cli.check cli.doctor cli.serve cli
+cli.output cli.tracing cli.batch cli.embed cli.profile cli.export cli.get
+cli.inspect_insts cli.inspect_xclbin cli.inspect_bundle cli.inspect_lint cli.inspect cli.check cli.doctor cli.serve cli
 __main__
 """.split()
 

@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import random
-import struct
 import threading
 import time
 import weakref
@@ -23,15 +22,13 @@ from itertools import groupby
 from .. import settings
 from . import ert, slots
 from .array import Array, Bound, PlanCache, compute
-from .command import Bindings, Chain, Command, Context, ShimError, Window
+from .binding import bindings_of, stream_of
+from .command import Chain, Command, Context, ShimError, Window
 from .controller import Fault, Stall
-from .dma import WORD_BYTES
 from .faults import Aborted, Faults, NotLocked, Planned, Wound, parse
-from .flows import Argument
 from .heap import Heap
 from .memory import PAGE_BYTES, Memory
 from .profile import Profile, current
-from .xclbin import Argument as KernelArgument
 from .xclbin import Xclbin
 
 log = logging.getLogger(__name__)
@@ -40,10 +37,8 @@ __all__ = ["Chain", "Command", "Context", "EmulatedNpu", "ShimError", "Window"]
 
 HEAP_BASE = 0x4000000
 HOST_BASE = 0x1_0000_0000
-TXN_OPCODE = 3
 SLOT_HANDLE_BITS = 8  # of a buffer's group, which carries the context's handle
 
-_UNSET = Memory(0, None)  # an argument nobody set: any access is out of its range
 _serials = itertools.count(1)
 _npus: weakref.WeakSet[EmulatedNpu] = weakref.WeakSet()
 
@@ -334,11 +329,9 @@ class EmulatedNpu:
             Fault, Stall: it has none.
         """
         assert self.faults is not None
-        found = command.packet.bindings = command.packet.bindings or self._bindings(command)
-        if found.stream is None:
-            return None
+        found = bindings_of(command)
         array = command.context.arrays[command.kernel_index]
-        return self.faults.wound(due, array, self._stream(found.stream), found.arguments)
+        return self.faults.wound(due, array, stream_of(found), found.arguments)
 
     @staticmethod
     def _note(command: Command, failure: Fault | Stall) -> None:
@@ -347,49 +340,13 @@ class EmulatedNpu:
 
     def _bind(self, command: Command) -> tuple[Array, Bound]:
         """A command's stream executed up to its computation, on the array it runs on."""
-        packet = command.packet
-        found = packet.bindings
-        if found is None:
-            found = packet.bindings = self._bindings(command)
+        found = bindings_of(command)
         if self.mode == "loose":
             for window in found.windows:
                 window.memory.evict_lines()
-        if found.stream is None:
-            raise Fault(-1, "the run has no instruction buffer")
-        stream = self._stream(found.stream)
-        self._check_count(stream, found.count)
+        stream = stream_of(found)
         array = command.context.arrays[command.kernel_index]
         return array, array.bind(stream, found.arguments)
-
-    def _bindings(self, command: Command) -> Bindings:
-        """What the device reads in a packet.
-
-        Raises:
-            Fault: an address that is no buffer of the packet's, or an opcode that is not emulated.
-        """
-        arguments: list[Argument] = []
-        windows: list[Window] = []
-        stream: Window | None = None
-        count: int | None = None
-        for a, value in ert.decode_start(command.kernel.args, command.packet.words):
-            if a.qualifier == 0:
-                if a.name == "opcode" and value != TXN_OPCODE:
-                    raise Fault(-1, f"opcode {value} is not emulated, wanted {TXN_OPCODE}")
-                if a.name.startswith("ninstr"):
-                    count = value
-                continue
-            window = self._bound(command, a, value)
-            if window is not None:
-                windows.append(window)
-            if a.name.startswith("instr"):
-                stream = window
-            else:
-                arguments.append(
-                    Argument(_UNSET, 0, 0)
-                    if window is None
-                    else Argument(window.memory, window.offset, window.size)
-                )
-        return Bindings(stream, count, tuple(arguments), tuple(windows))
 
     def _compute(self, bound: Sequence[tuple[Array, Bound]]) -> None:
         for name, group in groupby(bound, key=lambda pair: pair[0].program_name):
@@ -399,48 +356,6 @@ class EmulatedNpu:
             finally:
                 busy = self.busy_seconds.get(name, 0.0) + time.perf_counter() - start
                 self.busy_seconds[name] = busy
-
-    @staticmethod
-    def _bound(command: Command, a: KernelArgument, value: int) -> Window | None:
-        """The buffer at an argument's address, as the array finds it; None if it was never set.
-
-        Raises:
-            Fault: another address than the buffer's, or one that no DMA can start at.
-        """
-        window = command.packet.windows.get(a.index)
-        if window is None and value == 0:
-            return None
-        if window is None or window.address != value:
-            raise Fault(-1, f"address 0x{value:X} of {a.name} is no buffer of this run")
-        if value % WORD_BYTES:
-            raise Fault(-1, f"address 0x{value:X} of {a.name}, wanted a multiple of {WORD_BYTES}")
-        return window
-
-    @staticmethod
-    def _check_count(stream: bytes, count: int | None) -> None:
-        """Refuse an instruction count below the stream's own size.
-
-        Hosts pass words or bytes, the firmware goes by the stream's header: both are taken, but
-        not a count that is too small even in words.
-        """
-        if count is None or len(stream) < 16:
-            return
-        (size_bytes,) = struct.unpack_from("<I", stream, 12)
-        if count * WORD_BYTES < size_bytes:
-            raise Fault(-1, f"ninstr is {count}, the stream has {size_bytes // WORD_BYTES} words")
-
-    @staticmethod
-    def _stream(window: Window) -> bytes:
-        """The instruction words the device sees, as bytes; kept while the buffer is unchanged."""
-        memory = window.memory
-        version = memory.version  # before the copy: a sync by another thread makes it stale
-        key = ("stream", window.offset, window.size)
-        kept = memory.derived.get(key)
-        if kept is not None and kept[0] == version:
-            return kept[1]  # type: ignore[return-value]
-        words = memory.device[window.offset : window.offset + window.size].tobytes()
-        memory.derived[key] = (version, words)
-        return words
 
     def abandon(self, command: Command) -> None:
         """Take a command out of its queue: nobody will ever wait for it."""
