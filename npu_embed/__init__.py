@@ -10,6 +10,7 @@ from .api import __version__, embed, export
 from .embedder import Embedder
 from .errors import (
     BundleError,
+    DeviceBad,
     DeviceError,
     FetchError,
     InputError,
@@ -24,6 +25,7 @@ from .stats import Stats
 
 __all__ = [
     "BundleError",
+    "DeviceBad",
     "DeviceError",
     "Embedder",
     "FetchError",

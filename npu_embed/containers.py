@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .emulator import program, xclbin
 from .errors import BundleError
@@ -69,11 +70,19 @@ def read_xclbin(path: Path) -> xclbin.Xclbin:
 
 def holds_array_program(path: Path) -> bool:
     """Whether an xclbin names an array program of the emulated NPU rather than real code."""
+    return array_program(path) is not None
+
+
+def array_program(path: Path) -> dict[str, Any] | None:
+    """The array program an xclbin names, with its compile-time constants; None for real code.
+
+    Raises:
+        BundleError: as read_xclbin.
+    """
     partition = read_xclbin(path).partition
     for pdi in partition.pdis if partition is not None else ():
         try:
-            program.read_constants(pdi.image)
+            return program.read_constants(pdi.image)
         except program.NoArrayProgram:
             continue
-        return True
-    return False
+    return None

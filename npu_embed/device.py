@@ -12,11 +12,12 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
 
-from . import settings
+from . import events, seeing, settings
 from .buffers import Buffer, View
 from .containers import ArgumentLayout, argument_layout
 from .driver import Counters, Driver, Xrt, emulated_pyxrt, system_pyxrt
@@ -88,6 +89,7 @@ class Session:
         if device is None:
             device = settings.device()
         settings.check_choice("device", "device", device, settings.DEVICES)
+        seeing.start_from_settings()
         if device == "emulated":
             return cls("emulated", emulated_pyxrt())
         if array_programs:
@@ -138,8 +140,9 @@ class Session:
         Raises:
             BundleError: the file is missing, no xclbin, for another NPU, or has no such kernel.
             NoFreeContext: every hardware context is taken.
-            DeviceError: any other failure to create it.
+            DeviceError: the device is gone, or any other failure to create it.
         """
+        begin = perf_counter()
         layout = argument_layout(path, kernel_name, _COLUMNS.get(self.generation or ""))
         xrt = self.driver.xrt
         try:
@@ -153,6 +156,8 @@ class Session:
             hw_context = xrt.hw_context(self.device, container.get_uuid())
         except RuntimeError as error:
             found = _CREATE_FAILED.search(str(error))
+            if found and abs(int(found[1])) == errno.ENODEV:
+                self._check_there(path.name, error)
             if found and abs(int(found[1])) in _NO_SLOT:
                 raise NoFreeContext(str(error)) from error
             raise DeviceError(
@@ -167,7 +172,19 @@ class Session:
                 f"XRT said: {error}"
             ) from error
         del identity
+        if events.listeners:
+            events.note(events.ContextMade(path.name, begin, perf_counter()))
         return Context(self, path, hw_context, kernel, layout)
+
+    def _check_there(self, where: str, error: RuntimeError) -> None:
+        """ENODEV is said of an array without a free column, and of a device that is no more."""
+        try:
+            self.device.get_info(self.driver.xrt.xrt_info_device.name)
+        except RuntimeError:
+            raise DeviceError(
+                f"{where}: the device is gone, wanted {self.device_name}; see `dmesg`, reload the "
+                f"driver or restart the machine, then open another Embedder. XRT said: {error}"
+            ) from error
 
     @property
     def has_runlists(self) -> bool:
@@ -217,6 +234,7 @@ class Context:
         Raises:
             DeviceError: the device heap has no room for it.
         """
+        begin = perf_counter()
         driver = self._session.driver
         try:
             bo = driver.xrt.bo(
@@ -234,6 +252,9 @@ class Context:
         buffer.host[:] = np.frombuffer(stream, dtype=np.uint8)
         buffer.to_device(0, len(stream))
         driver.counters.loads += 1
+        if events.listeners:
+            loaded = events.StreamLoaded(name, self.path.name, stream, begin, perf_counter())
+            events.note(loaded)
         return Kernel(driver, name, self.path.name, self.layout, self._kernel, bo, buffer)
 
     def runlist(self, launches: Sequence[Launch]) -> RunList:

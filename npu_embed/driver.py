@@ -26,6 +26,7 @@ class Counters:
     syncs: int = 0
     bytes_to_device: int = 0
     bytes_from_device: int = 0
+    rebuilds: int = 0
 
     def copy(self) -> Counters:
         """The counts of now."""

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import overload
 
 import numpy as np
 
-from . import models, settings
+from . import models, seeing, settings
 from .bf16 import F32
 from .bundle import Bundle
+from .canary import image_canary, text_canary
 from .device import Counters, Session
 from .errors import InputError, InputTypeError
 from .idle import IdleTimer, lend
 from .image_queries import ImageQueries
-from .packing import Pack, make_packs
+from .npu import OneByOne
+from .packing import Pack, make_packs, noted
 from .paths import as_path
 from .progress import bar
 from .queries import Queries
+from .recovery import Kind, Recovery, check_verify
 from .schedule import SLOTS
 from .stats import Stats, Tally
 from .streaming import Streams
@@ -41,7 +45,12 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
     MiniLM-L6-v2), which is made on first use. device: "auto", "npu", "emulated"; None is
     NPU_EMBED_DEVICE, else "auto". plain_specials: special tokens typed in a text ("[SEP]") are
     plain text. pack_rows: tokens that share a forward at most, None for the bundle's limit;
-    fewer take less memory.
+    fewer take less memory. verify: "startup" embeds something known whenever it takes the NPU's
+    contexts, "always" also runs every pack twice, "never" trusts; None is NPU_EMBED_VERIFY, else
+    "auto": "startup" on an NPU, "never" on the emulated one. check_hashes: read every file of the
+    bundle first and compare it with its sha256.
+
+    What fails on the device is computed once more; docs/faults.md says what is promised.
 
     May be shared by threads, which take turns; not by processes: open one in each. A signal
     handler that interrupts it can read stats, anything else is an InputError there.
@@ -59,19 +68,26 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         *,
         plain_specials: bool = False,
         pack_rows: int | None = None,
+        verify: str | None = None,
+        check_hashes: bool = False,
     ) -> None:
+        way = settings.verify() if verify is None else check_verify("verify", verify)
         self._closed = True  # until everything below has worked
         self._turns = Turns()
         self._total = Tally()
         self._snapshot = self._last = Tally().stats(Counters())
         path = as_path("bundle", bundle) if bundle is not None else settings.bundle()
         with self._total.timing.stage("open"):
-            self._bundle = Bundle.open(default_bundle() if path is None else path)
+            found = default_bundle() if path is None else path
+            self._bundle = Bundle.open(found, check_hashes=check_hashes)
             rows = _checked_rows(pack_rows, self._bundle)
             self._plain_specials = plain_specials
             self._tokenizer = self._open_tokenizer() if self._bundle.max_tokens else None
             self._session = Session.open(device, array_programs=self._bundle.has_array_programs)
             self._model = models.load(self._session, self._bundle, rows)
+        self._recovery = Recovery(self._model.npu, way)
+        self._of_texts = Kind(partial(text_canary, self._model, self._bundle))
+        self._of_images = Kind(partial(image_canary, self._model, self._bundle))
         self._idle = IdleTimer(settings.idle_release_ms() / 1000, self._release_if_due)
         lend(self._release_if_free)
         self._warned = False
@@ -89,6 +105,11 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
     def max_tokens(self) -> int:
         """The most tokens of one text, special tokens included; 0 where none can be embedded."""
         return self._bundle.max_tokens
+
+    @property
+    def max_rows(self) -> int:
+        """The most tokens that share a forward."""
+        return self._model.max_rows
 
     @property
     def device(self) -> str:
@@ -263,7 +284,9 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         with bar("embedding", len(encoded), "texts", show=progress) as advance:
             for begin in range(0, len(packs), SLOTS):
                 group = packs[begin : begin + SLOTS]
-                for pack, vectors in zip(group, self._forward(encoded, group, call), strict=True):
+                with noted(group, first):
+                    found = self._forward(encoded, group, call)
+                for pack, vectors in zip(group, found, strict=True):
                     check_finite(vectors, [first + i for i in pack.indices])
                     out[list(pack.indices)] = vectors
                     done += len(pack.indices)
@@ -274,7 +297,10 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         """The vectors of packs that are run in step."""
         inputs = [([encoded[i].ids for i in pack.indices], pack) for pack in group]
         with self._turn(call) as part:
-            vectors = models.forward_together(self._model, inputs, part.timing)
+            vectors = self._recovery.run(
+                self._of_texts,
+                lambda: models.forward_together(self._model, inputs, part.timing),
+            )
             part.texts = sum(len(pack.indices) for pack in group)
             part.tokens = sum(pack.rows for pack in group)
             part.packs = len(group)
@@ -303,15 +329,28 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         self._check_usable()
         return models.image_encoder(self._model)
 
+    def _recovered(self, forward: Callable[[], F32]) -> F32:
+        return self._recovery.run(self._of_images, forward)
+
+    def run_one_by_one(self, see: OneByOne | None) -> None:
+        """Have `see` run every kernel from now on, alone: see(run, start), which calls start().
+
+        For whoever wants to look at a run's operands and results, or (with None) no longer does.
+        """
+        with self._turns.take():
+            self._check_usable()
+            self._model.npu.one_by_one = see
+
     def release(self) -> None:
         """Give the hardware contexts back to other programs; the next call takes them again.
 
         What was loaded stays: bundle, weights and buffers. NPU_EMBED_IDLE_RELEASE_MS does this
-        by itself.
+        by itself. A device that counted as bad (DeviceBad) is tried again after it.
         """
         with self._turns.take():
             self._check_usable()
             self._model.npu.unload_all()
+            self._recovery.forgive()
 
     def _release_if_due(self) -> None:
         """Release the contexts unless somebody has embedded since; for the timer's thread."""
@@ -342,6 +381,7 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
                 self._idle.stop()
                 self._model.close()
                 self._bundle.close()
+                seeing.write_trace()
 
     def __enter__(self) -> Embedder:
         return self

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import events
 from .buffers import Buffer, View
 from .containers import ArgumentLayout
 from .driver import Driver, Xrt
@@ -80,6 +81,9 @@ class Kernel:
             stream[index] = value
         insts.to_device(0, insts.size)
         self._driver.counters.patches += 1
+        if events.listeners:
+            now = time.perf_counter()
+            events.note(events.WordsPatched(self.name, self._xclbin, dict(words), now))
 
     def start(self, views: Sequence[View]) -> Flight:
         """Start a run with these buffer arguments; its results may be used once it was waited for.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
+
+from . import events
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,18 @@ class Pack:
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     rows: int
+
+
+@contextmanager
+def noted(group: Sequence[Pack], first: int) -> Iterator[None]:
+    """Tell who listens of packs that run in step in the block; `first` is the index of text 0."""
+    begin = perf_counter()
+    try:
+        yield
+    finally:
+        if events.listeners:
+            seen = [events.PackSeen(tuple(first + i for i in p.indices), p.lengths) for p in group]
+            events.note(events.PacksEnded(tuple(seen), begin, perf_counter()))
 
 
 def make_packs(lengths: Sequence[int], max_rows: int) -> list[Pack]:

@@ -6,6 +6,7 @@ caller, never from the vectors that happen to be embedded together.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 
 from .bf16 import F32
 from .errors import BundleError, InputError, InputTypeError
+from .manifest import bundle_path
 
 FLOAT32, FLOAT16, INT8, BINARY = "float32", "float16", "int8", "binary"
 DTYPES = (FLOAT32, FLOAT16, INT8, BINARY)
 RANGES_FILE = "int8_ranges.npy"  # of a bundle that has ranges
+MAX_FILE_BYTES = 16 << 20  # of that file
 BITS = 8  # of a packed byte
 MAX_FLOAT16 = 65504.0
 LOWEST_INT8, HIGHEST_INT8 = -128, 127
@@ -76,17 +79,20 @@ def bundle_ranges(bundle: Path) -> Int8Ranges | None:
     """The ranges stored in a bundle's folder, for vectors of its whole dim; None without them.
 
     Raises:
-        BundleError: the file is damaged.
+        BundleError: the file is damaged, or no regular file inside the bundle.
     """
-    path = bundle / RANGES_FILE
-    if not path.is_file():
+    if not os.path.lexists(bundle / RANGES_FILE):
         return None
+    path = bundle_path(bundle, RANGES_FILE, str(bundle))
     try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_FILE_BYTES:
+            raise ValueError(f"{size_bytes} bytes (at most {MAX_FILE_BYTES})")
         stored = np.lib.format.open_memmap(path, mode="r")  # of npy alone: no zip, no pickle
         if stored.ndim == 2 and len(stored) == 2:
             return Int8Ranges.of(np.array(stored))
         found = f"shape {list(stored.shape)}"
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # numpy reads the header with Python's tokenizer, which has its own
         found = str(error)
     raise BundleError(
         f"{RANGES_FILE}: {found}, wanted float32 [2, dim], the lowest numbers and the highest; "

@@ -58,7 +58,7 @@ def run_together(npu: Npu, forwards: Sequence[Steps], timing: Timing) -> list[F3
                 try:
                     flight.wait()
                 finally:
-                    timing.add(stage, perf_counter() - start)
+                    timing.waited(stage, start, perf_counter())
                 _advance(npu, i, forwards[i], flights, results, timing)
     finally:
         # After an error nothing of this group may be in flight when its buffers are used again.
@@ -87,4 +87,4 @@ def _advance(
     try:
         flights[i] = (stretch.stage, npu.submit(stretch.runs))
     finally:
-        timing.add(stretch.stage, perf_counter() - start)
+        timing.waited(stretch.stage, start, perf_counter())

@@ -8,16 +8,20 @@
 | NPU_EMBED_TIMEOUT_MS | integer >= 1 | how long a kernel run may take; default 10000 |
 | NPU_EMBED_EVICTION | next-use, lru, all | which context is dropped first; default next-use |
 | NPU_EMBED_RUNLISTS | auto, on, off | whether runs are submitted as lists; default auto |
+| NPU_EMBED_VERIFY | auto, startup, always, never | how results are verified where nothing is said |
 | NPU_EMBED_SLOT_WAIT_MS | integer >= 0 | how long to wait for a hardware context while others |
 | | | hold them all; default 10000 |
 | NPU_EMBED_IDLE_RELEASE_MS | integer >= 0 | release the contexts when idle this long; 0: never |
 | NPU_EMBED_KERNELS | a folder | its xclbins and streams go before the bundle's of that name |
 | NPU_EMBED_API_KEY | text | what clients of `npu-embed serve` must send; default: nothing |
 | NPU_EMBED_COMPILED | auto, off | whether numba's kernels are used where it is installed |
+| NPU_EMBED_DEBUG | 0 to 4 | what is said on stderr of what the engine does; default 0 |
+| NPU_EMBED_TRACE | a file | where a trace of the process goes, for Perfetto; default: none |
 | NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
 | NPU_EMBED_EMU_SLOTS | integer >= 1 | its hardware contexts; default: the profile's (16 or 6) |
 | NPU_EMBED_EMU_MODE | strict, loose | what unsynced memory holds; default strict |
 | NPU_EMBED_EMU_SEED | integer >= 0 | seeds the evictions of loose mode; default 0 |
+| NPU_EMBED_EMU_FAULTS | KIND@N, ... | what goes wrong on it: emulator/faults.py; default: nothing |
 | NPU_EMBED_EMU_DIR | a folder | holds the emulated NPU's slot table; default: in the temp folder |
 """
 
@@ -41,6 +45,7 @@ DEVICES: tuple[DeviceName, ...] = ("auto", "npu", "emulated")
 PROFILES: tuple[ProfileName, ...] = ("npu2", "npu1")
 RUNLISTS = ("auto", "on", "off")
 COMPILED = ("auto", "off")
+VERIFY = ("auto", "startup", "always", "never")
 MEMORY_MODES: tuple[MemoryMode, ...] = ("strict", "loose")
 
 MAX_INTEGER = 10**9  # more is a mistake: 11 days in ms
@@ -52,15 +57,19 @@ VARIABLES = (
     "NPU_EMBED_TIMEOUT_MS",
     "NPU_EMBED_EVICTION",
     "NPU_EMBED_RUNLISTS",
+    "NPU_EMBED_VERIFY",
     "NPU_EMBED_SLOT_WAIT_MS",
     "NPU_EMBED_IDLE_RELEASE_MS",
     "NPU_EMBED_KERNELS",
     "NPU_EMBED_API_KEY",
     "NPU_EMBED_COMPILED",
+    "NPU_EMBED_DEBUG",
+    "NPU_EMBED_TRACE",
     "NPU_EMBED_EMU_PROFILE",
     "NPU_EMBED_EMU_SLOTS",
     "NPU_EMBED_EMU_MODE",
     "NPU_EMBED_EMU_SEED",
+    "NPU_EMBED_EMU_FAULTS",
     "NPU_EMBED_EMU_DIR",
 )
 
@@ -82,7 +91,7 @@ def check_choice(where: str, noun: str, value: object, accepted: tuple[str, ...]
     return value
 
 
-def _integer(variable: str, default: int, lowest: int) -> int:
+def _integer(variable: str, default: int, lowest: int, highest: int = MAX_INTEGER) -> int:
     text = os.environ.get(variable)
     if not text:
         return default
@@ -90,9 +99,9 @@ def _integer(variable: str, default: int, lowest: int) -> int:
         value = int(text)
     except ValueError:
         value = lowest - 1
-    if not lowest <= value <= MAX_INTEGER:
+    if not lowest <= value <= highest:
         raise SettingError(
-            f"{variable}={text!r}: not an integer >= {lowest} and <= {MAX_INTEGER}; set such a "
+            f"{variable}={text!r}: not an integer >= {lowest} and <= {highest}; set such a "
             "number or unset it."
         )
     return value
@@ -130,6 +139,11 @@ def runlists() -> str:
     return _choice("NPU_EMBED_RUNLISTS", "runlists setting", RUNLISTS, RUNLISTS[0])
 
 
+def verify() -> str:
+    """How an Embedder verifies what the device computes where its caller does not say."""
+    return _choice("NPU_EMBED_VERIFY", "way to verify", VERIFY, VERIFY[0])
+
+
 def slot_wait_ms() -> int:
     """How long to wait for a hardware context while others hold all of them."""
     return _integer("NPU_EMBED_SLOT_WAIT_MS", 10_000, 0)
@@ -162,6 +176,29 @@ def compiled() -> str:
     return _choice("NPU_EMBED_COMPILED", "setting of compiled kernels", COMPILED, COMPILED[0])
 
 
+def debug() -> int:
+    """How much is said on stderr of what the engine does: debuglines.py has the ladder."""
+    return _integer("NPU_EMBED_DEBUG", 0, 0, 4)
+
+
+def trace_file() -> Path | None:
+    """Where a trace of the process goes, `%p` replaced by its id; None is nowhere.
+
+    Raises:
+        SettingError: there is no such folder.
+    """
+    value = os.environ.get("NPU_EMBED_TRACE")
+    if not value:
+        return None
+    path = Path(value.replace("%p", str(os.getpid()))).absolute()
+    if not path.parent.is_dir() or path.is_dir():
+        raise SettingError(
+            f"NPU_EMBED_TRACE={value!r}: no file can be made there, wanted one in a folder that "
+            "exists; make the folder or unset it."
+        )
+    return path
+
+
 def emulator_profile() -> ProfileName:
     """The NPU generation to emulate."""
     return cast(ProfileName, _choice("NPU_EMBED_EMU_PROFILE", "profile", PROFILES, "npu2"))
@@ -180,6 +217,11 @@ def emulator_mode() -> MemoryMode:
 def emulator_seed() -> int:
     """Seed of the random evictions in loose mode."""
     return _integer("NPU_EMBED_EMU_SEED", 0, 0)
+
+
+def emulator_faults() -> str:
+    """What is planned to go wrong on the emulated NPU, as emulator/faults.py reads it."""
+    return os.environ.get("NPU_EMBED_EMU_FAULTS") or ""
 
 
 def npu_dir() -> Path:

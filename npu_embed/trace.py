@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from . import events
+
 
 class Timing:
     """Seconds of wall time by stage name.
@@ -25,7 +27,16 @@ class Timing:
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - start)
+            self._span(name, start, time.perf_counter(), waits=False)
+
+    def waited(self, name: str, begin: float, end: float) -> None:
+        """Add the time from begin to end, of perf_counter, that went to submitting and waiting."""
+        self._span(name, begin, end, waits=True)
+
+    def _span(self, name: str, begin: float, end: float, *, waits: bool) -> None:
+        self.add(name, end - begin)
+        if events.listeners:
+            events.note(events.StageEnded(name, begin, end, waits))
 
     def add(self, name: str, seconds: float) -> None:
         """Add `seconds` to stage `name`."""

@@ -400,6 +400,31 @@ assert engine.stats.swaps == 0
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 )
+FORK_BESIDE_A_THREAD = (
+    OPEN
+    + LOOP
+    + """
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+child = os.fork()
+if child == 0:
+    with Embedder(sys.argv[1], "emulated") as own:
+        own.embed("a")
+    sys.exit(6)
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+)
+BAD_DEVICE = (
+    """
+import os, sys
+os.environ["NPU_EMBED_EMU_FAULTS"] = "timeout@9+"
+import logging
+logging.disable()
+"""
+    + OPEN
+    + "engine.embed('b')"
+)
 CTRL_C = OPEN + LOOP + "print('ready', flush=True)\nwork()\n"
 CTRL_C_WITH = OPEN + LOOP + "print('ready', flush=True)\nwith engine:\n    work()\n"
 MAX_EXIT_SECONDS = 5.0  # generous for a busy machine; a hang takes for ever
@@ -423,6 +448,8 @@ def start(program: str, bundle: Path) -> subprocess.Popen[str]:
         pytest.param(THREAD, 3, "", id="while a thread embeds"),
         pytest.param(DAEMON, 3, "", id="while a daemon thread embeds"),
         pytest.param(FORK, 5, "", id="after fork"),
+        pytest.param(FORK_BESIDE_A_THREAD, 6, "", id="after a fork while a thread embeds"),
+        pytest.param(BAD_DEVICE, 1, "DeviceBad: bundle: failed twice", id="with a bad device"),
     ],
 )
 def test_a_process_exits_at_once_with_its_code(

@@ -14,7 +14,7 @@ from ..quantization import Int8Ranges, numpy_dtype, width
 from .folder import WorkFolder, sync_folder, writing
 from .formats import JSONL, NPY, PARQUET, SAFETENSORS
 from .shards import Store, Totals
-from .stored import sidecar, skipped_list
+from .stored import beside, sidecar, skipped_list
 from .writers import Layout, write_jsonl, write_npy, write_safetensors
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _write_beside(
                 file.write(json.dumps(fields) + "\n")
 
 
-def finish(work: WorkFolder, output: Path) -> None:
+def finish(work: WorkFolder, output: Path, output_format: str) -> None:
     """Give the output its name, and what goes beside it; then remove what the job left.
 
     Killed anywhere in here, the same job still ends as it should: what says that the output is
@@ -117,7 +117,7 @@ def finish(work: WorkFolder, output: Path) -> None:
     """
     places = {_SKIPPED: skipped_list(output), _OUTPUT: output, _SIDECAR: sidecar(output)}
     with writing(output):
-        for place in (sidecar(output), skipped_list(output)):  # of an output that is replaced
+        for place in beside(output, output_format):  # of an output that is replaced
             place.unlink(missing_ok=True)
         for name, place in places.items():
             if (work.path / name).is_file():

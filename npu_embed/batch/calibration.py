@@ -19,7 +19,7 @@ from .folder import write_whole
 from .formats import NPY
 from .row import Names
 from .scan import bad_row_error
-from .sources import all_rows, expand, make_source
+from .sources import STDIN, all_rows, expand, make_source
 
 if TYPE_CHECKING:
     from ..embedder import Embedder
@@ -117,6 +117,9 @@ def calibrate_bundle(
         OutputError: the bundle's folder cannot be written.
         NoFreeContext, RunFailed, DeviceError: from the device.
     """
+    inputs = list(inputs)
+    if STDIN in inputs:
+        raise InputError("-: stdin, wanted files of texts; write it to one.")
     path = embedder.bundle.path / RANGES_FILE
     how = How(prompt, None, True, INT8)
     ranges = ranges_of_texts(embedder, how, expand(inputs, path), None, Names(column))

@@ -44,11 +44,6 @@ class Kinds:
                 ".jsonl, or keep fewer columns."
             )
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns, in the order of their first rows."""
-        return tuple(self._seen)
-
     def schema(self) -> pa.Schema:
         """Their Arrow types: what mixes kinds, or is nested, is a string of JSON."""
         pa = import_pyarrow("columns")
@@ -78,6 +73,42 @@ def _arrow_type(kinds: int) -> Any:  # noqa: ANN401 - pyarrow brings no types
     if kinds and not kinds & ~(_INT | _FLOAT):
         return pa.float64()
     return pa.string()
+
+
+def check_kept(schema: pa.Schema, where: str) -> None:
+    """Check, before hours of work, that rows of such columns can be taken out of their batches.
+
+    Raises:
+        InputError: pyarrow cannot do it for the type of one.
+    """
+    pa = import_pyarrow("columns")
+    for field in schema:
+        try:
+            pa.nulls(1, field.type).take(pa.array([0], pa.int64()))
+        except pa.ArrowNotImplementedError as error:
+            raise InputError(
+                f"{where}: column {field.name!r} holds {field.type}, which cannot be kept; convert "
+                "it, or write .npy or .safetensors."
+            ) from error
+
+
+def check_parquet(schema: pa.Schema) -> None:
+    """Check, before hours of work, that a parquet file can have these columns.
+
+    Raises:
+        InputError: it cannot.
+    """
+    pa = import_pyarrow("columns")
+    import pyarrow.parquet as pq
+
+    for field in schema:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except pa.ArrowNotImplementedError as error:
+            raise InputError(
+                f"column {field.name!r}: holds {field.type}, which parquet cannot ({error}); write "
+                ".arrow or .jsonl."
+            ) from error
 
 
 def merged_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:

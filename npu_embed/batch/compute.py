@@ -112,7 +112,7 @@ def compute(
     skipped = tuple(
         _skipped(shard.rows[i], shard.first + i, reasons[i], name) for i in sorted(reasons)
     )
-    return content, Record(len(good), skipped, tokens, truncated)
+    return content, Record(len(good), skipped, tokens, truncated, shard.first)
 
 
 def _skipped(row: Row, number: int, reason: str, id_column: str | None) -> Skipped:

@@ -51,6 +51,7 @@ def identity(
         "dtype": job.dtype,
         "calibration": calibration,
         "truncate": _yes_no(job.truncate),
+        "plain_specials": _yes_no(embedder.plain_specials),
         "column": job.column,
         "id_column": job.id_column or "",
         "shard_rows": str(job.shard_rows),

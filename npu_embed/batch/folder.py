@@ -86,7 +86,7 @@ class WorkFolder:
                 work.clear()
             # Before the release: whoever gets a lock on a removed file sees that it is not there.
             (path / _LOCK).unlink(missing_ok=True)
-            if path.is_dir() and not any(path.iterdir()):
+            if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
                 path.rmdir()
             lock.release()
 
@@ -94,16 +94,18 @@ class WorkFolder:
         """The job that was begun here, None where there is none."""
         try:
             found = json.loads((self.path / _JOB).read_bytes())
-        except (OSError, ValueError):
+            return {str(key): str(value) for key, value in found.items()}
+        except (OSError, ValueError, AttributeError):
             return None
-        return {str(key): str(value) for key, value in found.items()}
 
     def begin(self, job: Mapping[str, str]) -> None:
-        """Note which job is done here.
+        """Note which job is done here; shards without a note are of who knows which, and go.
 
         Raises:
             OutputError: it cannot be written.
         """
+        if self.job() is None:
+            self._remove(_SHARDS)
         write_whole(self.path / _JOB, json.dumps(dict(job), indent=1).encode())
 
     def has_shards(self) -> bool:
@@ -112,10 +114,13 @@ class WorkFolder:
 
     def clear(self) -> None:
         """Remove what a job left here, the job's own note last; files of others stay."""
+        for pattern in _OURS:
+            self._remove(pattern)
+
+    def _remove(self, pattern: str) -> None:
         with writing(self.path):
-            for pattern in _OURS:
-                for left in sorted(self.path.glob(pattern)):
-                    left.unlink()
+            for left in sorted(self.path.glob(pattern)):
+                left.unlink()
 
 
 def _lock(output: Path, folder: Path) -> filelock.BaseFileLock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,6 +11,7 @@ from ..errors import InputError
 from .row import Names, Row, bad_row, make_row
 
 MAX_LINE_BYTES = 64 << 20
+MAX_DEPTH = 200  # of JSON that is kept: what walks it does so on Python's stack
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -63,7 +64,7 @@ def read_txt(path: Path, name: str, names: Names) -> Iterator[Row]:
         if line is None:
             yield bad_row(where, problem)
         else:
-            yield make_row(where, {names.text: line}, line, names)
+            yield make_row(where, {names.text: line}, line, names, len(line))
 
 
 def read_jsonl(path: Path, name: str, names: Names) -> Iterator[Row]:
@@ -83,13 +84,15 @@ def _json_row(where: str, line: str, names: Names) -> Row:
         return bad_row(where, f"broken JSON ({at}), wanted an object a line")
     except (RecursionError, ValueError) as error:  # nested too deeply, an integer too long
         return bad_row(where, f"JSON that cannot be read ({error}), wanted an object a line")
+    if _deeper(columns, MAX_DEPTH):
+        return bad_row(where, f"JSON nested more than {MAX_DEPTH} deep, wanted it flatter")
     if not isinstance(columns, dict):
         kind = type(columns).__name__
         return bad_row(where, f"a JSON {kind}, wanted an object with {names.text!r}")
     if names.text not in columns:
         has = ", ".join(columns) or "nothing"
         return bad_row(where, f"no {names.text!r}, it has {has[:200]}; wanted it (--column NAME)")
-    row = make_row(where, columns, columns[names.text], names)
+    row = make_row(where, columns, columns[names.text], names, len(line))
     # Only an escape can bring a lone surrogate into decoded UTF-8.
     if not row.problem and "\\ud" in line.lower():
         try:
@@ -97,3 +100,21 @@ def _json_row(where: str, line: str, names: Names) -> Row:
         except UnicodeEncodeError:
             return bad_row(where, "a lone surrogate in a column, wanted text UTF-8 can hold")
     return row
+
+
+def _deeper(value: object, depth: int) -> bool:
+    """Whether lists and objects in a JSON value are nested more than depth deep."""
+    level = [value]
+    for _ in range(depth + 1):
+        level = [item for one in level for item in _items(one)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: object) -> Iterable[object]:
+    """What a list or an object directly holds, lists and objects only."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [item for item in inner if isinstance(item, dict | list)]
+    return ()

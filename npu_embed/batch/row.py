@@ -32,13 +32,14 @@ Columns: TypeAlias = Mapping[str, object] | InBatch
 class Row:
     """A row; where is its file and line. problem says why it cannot be embedded, "" if it can.
 
-    A row that has a problem may have no columns.
+    A row that has a problem may have no columns. size: about how many bytes all of it holds.
     """
 
     where: str
     text: str
     columns: Columns
     problem: str = ""
+    size: int = 0
 
     def value(self, column: str) -> object:
         """What stands in one of its columns, None where nothing does."""
@@ -47,14 +48,25 @@ class Row:
             if column not in batch.schema.names:
                 return None
             scalar: Any = batch.column(column)[self.columns.index]
-            return as_text(scalar).as_py()
+            try:
+                return as_text(scalar).as_py()
+            except UnicodeDecodeError:
+                return bytes_of(scalar)
         return self.columns.get(column)
 
 
 def as_text(values: Any) -> Any:  # noqa: ANN401 - pyarrow brings no types
     """Arrow values with times as strings: Python's have no nanoseconds."""
-    pa = import_pyarrow("columns")
-    return values.cast(pa.string()) if pa.types.is_temporal(values.type) else values
+    types = import_pyarrow("columns").types
+    times = types.is_temporal(values.type) and not types.is_interval(values.type)
+    return values.cast("string") if times else values
+
+
+def bytes_of(scalar: Any) -> bytes:  # noqa: ANN401 - pyarrow brings no types
+    """The bytes of an Arrow string that is not UTF-8."""
+    plain = scalar.value if hasattr(scalar, "dictionary") else scalar
+    found: bytes = plain.as_buffer().to_pybytes()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +77,12 @@ class Names:
     id: str | None = None
 
 
-def make_row(where: str, columns: Columns, text: object, names: Names) -> Row:
+def make_row(where: str, columns: Columns, text: object, names: Names, size: int) -> Row:
     """A row as a reader found it, with the problem it has."""
     problem = _text_problem(text, names.text)
-    row = Row(where, text if isinstance(text, str) and not problem else "", columns, problem)
+    row = Row(where, text if isinstance(text, str) and not problem else "", columns, problem, size)
     if not problem and names.id is not None and row.value(names.id) is None:
-        return Row(where, "", columns, f"{names.id} is missing or null, wanted an id")
+        return Row(where, "", columns, f"{names.id} is missing or null, wanted an id", size)
     return row
 
 

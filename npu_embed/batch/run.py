@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +24,9 @@ from .job import STOP, Job, Summary
 from .meter import meter
 from .scan import Scan, bad_row_error, scan
 from .shards import Shard, Store, Totals, cut_shards
-from .sources import Source, all_rows, expand, make_source
+from .sources import STDIN, Source, all_rows, expand, make_source
 from .spool import spooled_sources
-from .stored import read_metadata
+from .stored import beside, is_ours, read_metadata
 
 if TYPE_CHECKING:
     from ..embedder import Embedder
@@ -44,11 +44,30 @@ def check(job: Job) -> list[str]:
     if job.output.is_dir():
         raise InputError(f"{job.output}: a folder, wanted the name of a file.")
     paths = expand(job.inputs, job.output)
+    _check_beside(job, paths)
     named = [(path, make_source(path, job.input_format, None).format_name) for path in paths]
     for name, format_name in [*named, (str(job.output), job.format_name)]:
         if format_name in TABLES:
             import_pyarrow(name)
     return paths
+
+
+def _check_beside(job: Job, paths: Sequence[str]) -> None:
+    """Check that the files beside the output can be, and are no inputs."""
+    for place in beside(job.output, job.format_name):
+        try:
+            there = place.exists()
+        except OSError as error:  # a name that is too long
+            raise InputError(
+                f"{place}: {error.strerror}, wanted a name for a file beside the output; choose a "
+                "shorter one."
+            ) from error
+        for path in paths if there else ():
+            if path != STDIN and place.samefile(path):
+                raise InputError(
+                    f"{path}: is replaced with the output {job.output}, wanted an input apart from "
+                    "it; name the output otherwise."
+                )
 
 
 def run(
@@ -100,7 +119,7 @@ def run(
             found.check_unchanged(sources)
             facts = Facts(job.format_name, dim, job.dtype, ranges, wanted, found.schema, ids)
             assemble(work, running.store, facts, running.totals)
-            finish(work, job.output)
+            finish(work, job.output, job.format_name)
         return running.summary()
 
 
@@ -121,10 +140,9 @@ def _done_before(job: Job, wanted: dict[str, str]) -> Summary | None:
 def _check_may_write(job: Job, work: WorkFolder, wanted: dict[str, str]) -> None:
     """Check that what is there, finished or not, is not another job's."""
     begun = work.job()
-    if begun is not None:
-        if work.has_shards():  # else nothing is lost
-            check_same(begun, wanted, work.path)
-    elif job.output.exists() and not job.restart:
+    if begun is not None and (work.has_shards() or not differences(begun, wanted)):
+        check_same(begun, wanted, work.path)
+    elif job.output.exists() and not job.restart:  # where no shard is, nothing else is lost
         stored = read_metadata(job.output, job.format_name)
         different = ""
         if stored and (what := differences(stored, wanted)):
@@ -135,6 +153,13 @@ def _check_may_write(job: Job, work: WorkFolder, wanted: dict[str, str]) -> None
             f"{job.output}: exists{different}, wanted a new file; name another, or pass --restart "
             "to replace it."
         )
+    elif not job.restart:
+        for place in beside(job.output, job.format_name):
+            if place.exists() and not is_ours(place):
+                raise InputError(
+                    f"{place}: exists and is of no batch job, wanted to write it; name another "
+                    "output, or pass --restart to replace it."
+                )
 
 
 @dataclass(slots=True)
@@ -161,6 +186,7 @@ class _Run:
             closing(engines(work, self._missing())) as computed,
         ):
             for shard, (content, record) in computed:
+                self.found.check_unchanged(self.sources)  # else it may be of another input
                 self.store.save(shard.index, content, record)
                 self.computed += len(shard.rows)
                 self.totals.add(shard.index, record)
@@ -177,7 +203,7 @@ class _Run:
         rows = all_rows(self.sources, self.job.names)
         for shard in cut_shards(rows, self.job.shard_rows):
             record = self.store.record(shard.index)
-            if record is None or record.input_rows != len(shard.rows):
+            if record is None or not record.is_of(shard):
                 yield shard
                 continue
             if record.skipped and self.job.on_error == STOP:

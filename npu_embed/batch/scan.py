@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .columns import EMBEDDING, Kinds, merged_schema
-from .formats import TABLES, WITH_COLUMNS
+from .columns import EMBEDDING, Kinds, check_kept, check_parquet, merged_schema
+from .formats import PARQUET, TABLES, WITH_COLUMNS
 from .row import InBatch, Names, Row
 from .sources import Source, all_rows, content_hash
 from .tables import table_schema
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class Scan:
     """What the inputs hold. schema: of the columns that a table keeps, None for other outputs.
 
-    states: size and time of change of each source, before it was read.
+    states: Source.state of each source, before it was read.
     """
 
     rows: int
     sha256: str
     schema: pa.Schema | None
-    states: tuple[tuple[int, int], ...]
+    states: tuple[tuple[int, ...], ...]
 
     def check_unchanged(self, sources: Sequence[Source]) -> None:
         """Check that no source was written since.
@@ -42,7 +42,7 @@ class Scan:
             if source.state() != state:
                 raise InputError(
                     f"{source.name}: changed while it was read, wanted it to stay as it was; run "
-                    "the command again with --restart."
+                    "the command again, with --restart if it is another input now."
                 )
 
 
@@ -71,7 +71,10 @@ def scan(
         if id_integers:
             _check_integer(row, names)
         if keeps and not isinstance(row.columns, InBatch):
-            kinds.add(row.columns, row.where)
+            if EMBEDDING in row.columns:
+                raise _name_taken(row.where)
+            if output_format in TABLES:
+                kinds.add(row.columns, row.where)
     schema = _schema(sources, kinds, names, output_format) if keeps else None
     found = Scan(count, digest, schema, states)
     found.check_unchanged(sources)
@@ -98,11 +101,10 @@ def _schema(
     """The columns to keep, None where the output is no table."""
     tables = [s for s in sources if s.format_name in TABLES]
     schemas = [(s.name, table_schema(s.path, s.name, s.format_name)) for s in tables]
-    for where, found in [("the rows", kinds.names), *((w, s.names) for w, s in schemas)]:
-        if EMBEDDING in found:
-            raise InputError(
-                f"{where}: a column {EMBEDDING!r}, wanted that name for the vectors; rename it."
-            )
+    for where, found in schemas:
+        if EMBEDDING in found.names:
+            raise _name_taken(where)
+        check_kept(found, where)
     if output_format not in TABLES:
         return None
     if len(tables) < len(sources):
@@ -111,7 +113,15 @@ def _schema(
     merged = merged_schema(schemas)
     if not merged.names:  # inputs without a row
         merged = merged_schema([("", _empty_schema(names))])
+    if output_format == PARQUET:
+        check_parquet(merged)
     return merged
+
+
+def _name_taken(where: str) -> InputError:
+    return InputError(
+        f"{where}: a column {EMBEDDING!r}, wanted that name for the vectors; rename it."
+    )
 
 
 def _empty_schema(names: Names) -> pa.Schema:

@@ -6,11 +6,12 @@ run that was broken off and taken up again computes the same bits as an unbroken
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from .row import Row
 log = logging.getLogger("npu_embed")
 
 SHARD_ROWS = 1024
-SHARD_CHARACTERS = 16 << 20  # long texts make shorter shards, so that memory stays flat
+SHARD_CHARACTERS = 16 << 20  # long rows make shorter shards, so that memory stays flat
 
 EMBEDDING, ROW, ID, COLUMNS = "embedding", "row", "id", "columns"  # tensors of a shard's file
-_RECORD = "record"
+_RECORD, _DIGEST = "record", "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,25 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What became of a shard. rows: those that have a vector; truncated: texts cut."""
+    """What became of a shard. rows: those that have a vector; truncated: texts cut.
+
+    first is the shard's.
+    """
 
     rows: int
     skipped: tuple[Skipped, ...]
     tokens: int
     truncated: int
+    first: int = 0
 
     @property
     def input_rows(self) -> int:
         """How many rows of the input it has."""
         return self.rows + len(self.skipped)
+
+    def is_of(self, shard: Shard) -> bool:
+        """Whether it is of the same rows of the input."""
+        return self.first == shard.first and self.input_rows == len(shard.rows)
 
 
 @dataclass(slots=True)
@@ -100,19 +109,28 @@ class Content:
 
 
 def cut_shards(rows: Iterable[Row], shard_rows: int) -> Iterator[Shard]:
-    """The rows in shards of shard_rows, fewer where their texts are long."""
+    """The rows in shards of shard_rows, fewer where the rows are long."""
     index, first = 0, 0
     some: list[Row] = []
     characters = 0
     for row in rows:
         some.append(row)
-        characters += len(row.text)
+        characters += max(len(row.text), row.size)
         if len(some) == shard_rows or characters >= SHARD_CHARACTERS:
             yield Shard(index, first, some)
             index, first = index + 1, first + len(some)
             some, characters = [], 0
     if some:
         yield Shard(index, first, some)
+
+
+def _digest(record: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """What tells that a shard is as it was written: a disk's errors must not become vectors."""
+    digest = hashlib.sha256(record.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.hexdigest()
 
 
 class Store:
@@ -140,7 +158,8 @@ class Store:
         }
         if content.id is not None:
             tensors[ID] = content.id
-        data = save(tensors, {_RECORD: json.dumps(asdict(record), default=str)})
+        text = json.dumps(asdict(record), default=str)
+        data = save(tensors, {_RECORD: text, _DIGEST: _digest(text, tensors)})
         temporary = self._folder / "shard.tmp"
         with writing(self.path(index)):
             with temporary.open("wb") as file:
@@ -159,12 +178,17 @@ class Store:
             return None
         try:
             with safe_open(path, framework="numpy") as file:
-                fields = json.loads(file.metadata()[_RECORD])
+                metadata = file.metadata()
+                text = metadata[_RECORD]
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            if metadata[_DIGEST] != _digest(text, tensors):
+                raise ValueError("other bytes than were written")
+            fields = json.loads(text)
+            fields["skipped"] = tuple(Skipped(**one) for one in fields["skipped"])
+            return Record(**fields)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             log.warning("%s: %s; computed again", path, error)
             return None
-        fields["skipped"] = tuple(Skipped(**one) for one in fields["skipped"])
-        return Record(**fields)
 
     def all_skipped(self, count: int) -> Iterator[Skipped]:
         """The rows that the first `count` shards left out, in order."""

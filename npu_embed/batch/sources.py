@@ -46,10 +46,13 @@ class Source:
             return read_delimited(self.path, self.name, names, delimiter)
         return read_table(self.path, self.name, names, self.format_name)
 
-    def state(self) -> tuple[int, int]:
-        """Size and time of change: another one means that the file was written."""
+    def state(self) -> tuple[int, ...]:
+        """What is another number once the file was written or another took its name.
+
+        Programs can set the time of a file's content, but not that of its inode.
+        """
         found = self.path.stat()
-        return found.st_size, found.st_mtime_ns
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def all_rows(sources: Iterable[Source], names: Names) -> Iterator[Row]:

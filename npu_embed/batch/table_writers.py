@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
+from ..errors import InputError
 from .formats import PARQUET
 from .shards import COLUMNS, EMBEDDING, Store
 
@@ -45,7 +46,12 @@ def write_parquet(file: BinaryIO, store: Store, layout: Layout) -> None:
     )
     with writer:
         for table in _row_groups(store, layout, schema):
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
+            try:
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+            except pa.ArrowInvalid as error:  # a time that its widest unit cannot say
+                raise InputError(
+                    f"a row's columns: {error}, which parquet cannot hold; write .arrow or .jsonl."
+                ) from error
 
 
 def write_arrow(file: BinaryIO, store: Store, layout: Layout) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from .delimited import check_columns
 from .formats import PARQUET, import_pyarrow
-from .row import InBatch, Names, Row, make_row
+from .row import InBatch, Names, Row, bytes_of, make_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,9 +43,25 @@ def table_schema(path: Path, name: str, format_name: str) -> pa.Schema:
         if format_name == PARQUET:
             import pyarrow.parquet as pq
 
-            return pq.read_schema(path)
+            return _without_views(pq.read_schema(path))
         with path.open("rb") as file:
-            return _open_ipc(file).schema
+            return _without_views(_open_ipc(file).schema)
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    """The schema with views, as polars writes them, as plain strings and bytes.
+
+    pyarrow cannot take single rows of them.
+    """
+    pa = import_pyarrow("columns")
+    if not hasattr(pa, "string_view"):
+        return schema
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    for index, field in enumerate(schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if kind in plain:
+            schema = schema.set(index, field.with_type(plain[kind]))
+    return schema
 
 
 def read_table(path: Path, name: str, names: Names, format_name: str) -> Iterator[Row]:
@@ -55,26 +71,43 @@ def read_table(path: Path, name: str, names: Names, format_name: str) -> Iterato
         InputError: it is damaged, or has no such columns of strings.
     """
     schema = table_schema(path, name, format_name)
-    twice = [column for column in schema.names if schema.names.count(column) > 1]
-    if twice:
-        raise InputError(f"{name}: column {twice[0]!r} twice, wanted each once; rename one.")
     check_columns(schema.names, name, names)
     _check_strings(schema.field(names.text), name)
     index = 0
-    for batch in _batches(path, name, format_name):
-        texts = batch.column(names.text).to_pylist()
-        for at, text in enumerate(texts):
-            yield make_row(f"{name}[{index}]", InBatch(batch, at), text, names)
+    for piece in _batches(path, name, format_name):
+        batch = _as_schema(piece, schema)
+        size = batch.nbytes // max(1, batch.num_rows)
+        for at, text in enumerate(_texts(batch.column(names.text))):
+            yield make_row(f"{name}[{index}]", InBatch(batch, at), text, names, size)
             index += 1
+
+
+def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch without views."""
+    pa = import_pyarrow("columns")
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _texts(column: pa.Array) -> list[object]:
+    """The texts; bytes that are not UTF-8 as lone surrogates, which are a problem of their row."""
+    try:
+        texts: list[object] = column.to_pylist()
+    except UnicodeDecodeError:
+        return [
+            bytes_of(text).decode("utf-8", "surrogateescape") if text.is_valid else None
+            for text in column
+        ]
+    return texts
 
 
 def _check_strings(field: pa.Field, name: str) -> None:
     pa = import_pyarrow(name)
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    strings = {pa.string(), pa.large_string(), pa.null()}
-    if hasattr(pa, "string_view"):
-        strings.add(pa.string_view())
-    if kind not in strings:
+    if kind not in (pa.string(), pa.large_string(), pa.null()):
         raise InputError(
             f"{name}: column {field.name!r} holds {field.type}, wanted strings; pass --column NAME."
         )

@@ -21,6 +21,7 @@ from .export import export
 from .get import get
 from .inspect import inspect
 from .output import log_to_stderr, replace_unencodable, visible
+from .profile import profile
 from .serve import serve
 
 INTERRUPTED = 130
@@ -70,7 +71,7 @@ def main() -> None:
     replace_unencodable()
 
 
-for _command in (embed, batch, serve, export, get, calibrate, inspect, check, doctor):
+for _command in (embed, batch, serve, export, get, calibrate, inspect, check, profile, doctor):
     main.add_command(_command)
 
 __all__ = ["main"]

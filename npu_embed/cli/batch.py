@@ -15,6 +15,7 @@ import click
 from ..errors import InputError, SettingError
 from ..settings import DEVICES
 from .output import echo_json, echo_path, visible
+from .tracing import trace_option, traced
 
 if TYPE_CHECKING:
     from ..batch.engines import Engines
@@ -106,6 +107,7 @@ DTYPES = ("float32", "float16", "int8", "binary")
     help="Engines on the Ray cluster; default: one a machine.",
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON line of what was done.")
+@trace_option
 def batch(
     inputs: tuple[str, ...],
     output: Path,
@@ -125,6 +127,7 @@ def batch(
     ray_address: str | None,
     ray_actors: int | None,
     as_json: bool,
+    trace: Path | None,
 ) -> None:
     """Embed files of texts, of any length, into OUTPUT; print its path.
 
@@ -158,7 +161,7 @@ def batch(
 
     begun = perf_counter()
     stdin = sys.stdin.buffer if sys.stdin is not None else None
-    with Embedder(bundle, device) as embedder:
+    with traced(trace), Embedder(bundle, device) as embedder:
         engines = cluster(embedder) if cluster is not None else None
         done = run(embedder, job, stdin=stdin, progress=True, engines=engines)
         stats = {"bundle": embedder.bundle.name, "device": embedder.device}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -12,6 +13,7 @@ from ..errors import InputError
 from ..progress import is_terminal
 from ..settings import DEVICES
 from .output import console, echo_json, one_line, print_table
+from .tracing import trace_option, traced
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +54,7 @@ COSINE_COLUMNS = 7  # "-0.123" and a space
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
 @click.option("--table", "as_table", is_flag=True, help="The table, also in a pipe.")
 @click.option("--stats", is_flag=True, help="What it took: runs, swaps, bytes, seconds.")
+@trace_option
 def embed(
     texts: tuple[str, ...],
     images: tuple[str, ...],
@@ -63,6 +66,7 @@ def embed(
     as_json: bool,
     as_table: bool,
     stats: bool,
+    trace: Path | None,
 ) -> None:
     """Embed texts and images.
 
@@ -83,7 +87,7 @@ def embed(
     everything = _with_stdin(texts)
     from ..embedder import Embedder
 
-    with Embedder(bundle, device) as embedder:
+    with traced(trace), Embedder(bundle, device) as embedder:
         named = [*(("text", text) for text in everything), *(("image", file) for file in images)]
         vectors = _vectors(embedder, everything, images, prompt, dim, truncate)
         if table:
@@ -129,7 +133,7 @@ def _with_stdin(texts: Sequence[str]) -> list[str]:
     return everything
 
 
-def read_lines(stream: BinaryIO) -> list[str]:
+def read_lines(stream: BinaryIO, name: str = "stdin") -> list[str]:
     r"""The lines of a UTF-8 stream without their ends (\n or \r\n); an empty one is a text.
 
     Raises:
@@ -142,7 +146,7 @@ def read_lines(stream: BinaryIO) -> list[str]:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise InputError(
-                f"stdin:{number}: byte {error.start + 1} of the line is "
+                f"{name}:{number}: byte {error.start + 1} of the line is "
                 f"0x{line[error.start]:02x}, wanted UTF-8 text; convert it first, as with iconv."
             ) from error
     return lines

@@ -118,7 +118,9 @@ class MhaCall:
         first = columns[0]
         if any(limit != limits[0] for limit in limits):
             return None
-        halves = [_split_kv(c.kv) for c in columns]
+        # Columns whose heads share keys read the same stream, each for itself.
+        own = [c for i, c in enumerate(columns) if i == 0 or c.kv != columns[i - 1].kv]
+        halves = [_split_kv(c.kv) for c in own]
         flows = ([c.q for c in columns], [h[0] for h in halves], [h[1] for h in halves])
         views = []
         for heads, streams in (
@@ -132,7 +134,7 @@ class MhaCall:
                 return None
             piece, step = together
             dims = split_dims(piece, (heads, self.rows, self._head_dim))
-            all_heads = collapse(((len(columns), 2 * step), dims[0])) if dims is not None else None
+            all_heads = collapse(((len(streams), 2 * step), dims[0])) if dims is not None else None
             if dims is None or all_heads is None or dims[2][1] != 1:
                 return None
             views.append(view(piece, (all_heads, dims[1], dims[2])))
@@ -141,6 +143,14 @@ class MhaCall:
             return None
         share = self._heads // self._kv_heads
         kv_of_head = tuple(h // share for h in range(self._heads))
+        found: list[int] = []
+        first_kv = 0
+        for i, c in enumerate(columns):
+            if i and c.kv != columns[i - 1].kv:
+                first_kv += columns[i - 1].kv_heads
+            found += [first_kv + kv for kv in c.kv_of_head]
+        if tuple(found) != kv_of_head:
+            return None
         return _Group(kv_of_head, tuple(limits[0]), _Views(q, k, v, o))
 
     def in_place(self, args: Arguments) -> bool:

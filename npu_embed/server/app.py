@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -31,6 +32,8 @@ log = logging.getLogger("npu_embed")
 
 JSON = "application/json"
 CLIENT_GONE = 499  # nobody sees it; in metrics and the log
+PASSED_OVER_BYTES = 64 << 20  # of a body that is refused
+PASS_OVER_S = 5.0
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 ErrorForm: TypeAlias = Callable[[Refusal], bytes]
@@ -39,10 +42,12 @@ Form = TypeVar("Form", openai_api.Form, tei_api.Form)
 
 def create_app(service: Service) -> Starlette:
     """The ASGI application in front of a service, which somebody else starts and closes."""
-    return Starlette(
+    app = Starlette(
         routes=[_route(service, *line) for line in Endpoints(service).table()],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: partial(_http_error, service)},
     )
+    app.router.redirect_slashes = False  # a redirect has no form that clients of the API know
+    return app
 
 
 class Endpoints:
@@ -152,6 +157,8 @@ def _route(
         except Exception as error:
             refusal = _refusal(error, number)
             cause, response = refusal.cause, _refuse(refusal, form)
+            if refusal.status != 408:
+                await pass_over(request)
         seconds = time.perf_counter() - start
         if cause:
             service.metrics.errors.labels(cause).inc()
@@ -198,15 +205,18 @@ def _refuse(refusal: Refusal, form: ErrorForm) -> Response:
     return Response(form(refusal), refusal.status, headers, JSON)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(service: Service, request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
+    await pass_over(request)
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = "no such path" if status == 404 else "not with this method"
     message = f"{what}; this server has POST /v1/embeddings, POST /embed, GET /v1/models."
-    headers = dict(getattr(error, "headers", None) or {})
+    headers = {**(getattr(error, "headers", None) or {}), "x-request-id": uuid.uuid4().hex}
     form = tei_api.error if request.url.path == "/embed" else openai_api.error
-    body = form(Refusal(status, "not_found" if status == 404 else "method_not_allowed", message))
-    return Response(body, status, headers, JSON)
+    cause = "not_found" if status == 404 else "method_not_allowed"
+    service.metrics.errors.labels(cause).inc()
+    service.metrics.requests.labels("other", str(status)).inc()
+    return Response(form(Refusal(status, cause, message)), status, headers, JSON)
 
 
 def json_response(value: dict[str, Any], status: int = 200) -> Response:
@@ -225,7 +235,9 @@ def check_key(request: Request, key: str | None) -> None:
     given = request.headers.get("authorization", "")
     scheme, _, token = given.partition(" ")
     # Headers are latin-1 to the framework, UTF-8 to whoever sent a key.
-    same = hmac.compare_digest(token.strip().encode("latin-1"), key.encode("utf-8"))
+    same = hmac.compare_digest(
+        token.strip().encode("latin-1"), key.encode("utf-8", "surrogateescape")
+    )
     if scheme.lower() != "bearer" or not same:
         raise Refusal(401, "invalid_api_key", "Authorization: no valid key, wanted `Bearer KEY`.")
 
@@ -252,6 +264,28 @@ async def read_body(request: Request, most: int, hold: Callable[[int], None]) ->
             raise over
         parts += part
     return bytes(parts)
+
+
+async def pass_over(request: Request) -> None:
+    """Take and drop what is left of a body that is refused, within limits.
+
+    A client that sends all of it before it reads, on a connection that is closed after the answer,
+    would find that connection reset, and no answer.
+    """
+    said = request.headers.get("content-length", "")
+    if "expect" in request.headers or (said.isdigit() and int(said) > PASSED_OVER_BYTES):
+        return
+
+    async def rest() -> None:
+        left = PASSED_OVER_BYTES
+        async for part in request.stream():
+            left -= len(part)
+            if left < 0:
+                return
+
+    # RuntimeError: the body has been read to its end.
+    with contextlib.suppress(asyncio.TimeoutError, ClientDisconnect, RuntimeError):
+        await asyncio.wait_for(rest(), PASS_OVER_S)
 
 
 async def until_gone(request: Request) -> None:

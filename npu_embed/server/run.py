@@ -14,6 +14,7 @@ import uvicorn
 from ..bundle import Bundle
 from ..errors import SettingError
 from .app import create_app
+from .connection import Connection
 from .link import Link
 from .messages import Opening, Ready
 from .options import Options
@@ -78,7 +79,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

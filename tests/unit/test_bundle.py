@@ -369,3 +369,41 @@ def test_the_row_buffers_are_bounded_together(
     line = bundle.manifest.param_lines["max_rows"]
     with pytest.raises(BundleError, match=rf"manifest.txt:{line}: the row buffers .* take {taken}"):
         models.load(Session.open("emulated"), bundle, 2048)
+
+
+def _outside(path: Path) -> None:
+    path.rename(path.parent.parent / "outside")
+    path.symlink_to("../outside")
+
+
+def _device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _fifo_at(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder_at(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("file", ["manifest.txt", SAFETENSORS, "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("replace", "words"),
+    [
+        (_outside, "a link that leads out of the bundle"),
+        (_device, "a link that leads out of the bundle"),
+        (_fifo_at, "not a regular file"),
+        (_folder_at, "not a regular file"),
+    ],
+)
+def test_a_file_no_record_names_is_one_of_the_bundle_too(
+    tiny_copy: Path, file: str, replace: Callable[[Path], None], words: str
+) -> None:
+    replace(tiny_copy / file)
+    with pytest.raises(BundleError, match=f"{file}.*{words}"):
+        Bundle.open(tiny_copy).open_tokenizer()

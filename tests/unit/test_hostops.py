@@ -27,6 +27,12 @@ from npu_embed.rows import Rows
 F32 = NDArray[np.float32]
 EPS = 1e-12
 
+
+@pytest.fixture
+def session() -> Session:
+    return Session.open("emulated")
+
+
 # float32 keeps 2^-24; a sum of n terms loses at most n of those, in practice about sqrt(n).
 TOLERANCE = 64 * 2.0**-24
 

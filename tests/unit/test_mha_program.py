@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from handmade import F32, U16, Buffers, bd, ramp, rtp
+from handmade import F32, U16, Buffers, assemble, bd, ramp, rtp
 from handmade_mha import Mha
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from npu_embed.bf16 import to_bf16, to_f32
 from npu_embed.emulator import txn
 from npu_embed.emulator.controller import Fault, Stall
+from npu_embed.emulator.mha_call import MhaCall
 
 pytestmark = pytest.mark.usefixtures("kernels")
 CANARY = 0x1234
@@ -325,3 +326,24 @@ def test_cutting_the_work_changes_no_result(
     cut.check()
     # A product of another height may sum in another order: the last bit of bfloat16 may tip.
     np.testing.assert_allclose(cut.o, whole.o, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "shares"),
+    [
+        (4, 4, ((0, 2), (2, 2))),
+        (4, 1, ((0, 2), (2, 2))),  # both columns read the same keys
+        (4, 2, ((0, 1), (1, 1), (2, 2))),
+        (6, 3, ((0, 2), (2, 2), (4, 2))),
+    ],
+)
+def test_columns_that_line_up_are_computed_in_place(
+    heads: int, kv_heads: int, shares: tuple[tuple[int, int], ...]
+) -> None:
+    mha = replace(PLAIN, heads=heads, kv_heads=kv_heads, shares=shares)
+    case = Case(mha)
+    call, args = case.bench.array.bind(assemble(mha.ops()), case.buffers.arguments)
+    even = len({count for _, count in shares}) == 1
+    assert isinstance(call, MhaCall)
+    assert call.in_place(args) == even
+    case.run().check()

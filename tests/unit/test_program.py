@@ -189,6 +189,20 @@ def test_old_plans_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert partition.made <= 4
 
 
+def test_plans_of_long_streams_are_dropped_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = Partition()
+    streams = [
+        assemble([txn.write(txn.address(0, 2, 0x2000), value), *SMALL.ops()]) for value in range(5)
+    ]
+    monkeypatch.setattr(array_module, "MAX_PLAN_BYTES", 2 * len(streams[0]))
+    for stream in streams:
+        partition.run(stream)
+    assert [stream for _, stream in partition.plans._plans] == streams[3:]
+    monkeypatch.setattr(array_module, "MAX_PLAN_BYTES", 0)
+    partition.run(streams[0])
+    assert not partition.plans._plans
+
+
 def test_a_buffer_may_be_longer_than_its_stream() -> None:
     Partition().run(assemble(SMALL.ops()) + b"\xff" * 64)
 

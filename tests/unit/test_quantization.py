@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +127,40 @@ def test_ranges_of_another_shape_are_the_bundles_error(tmp_path: Path) -> None:
     np.save(tmp_path / RANGES_FILE, np.zeros((3, 2), np.float32))
     with pytest.raises(BundleError, match=r"shape \[3, 2\]"):
         bundle_ranges(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape':{'descr'",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 99999999999), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (2, 3), }",
+        "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2, 3), }",
+        "[" * 90,
+    ],
+)
+def test_a_header_numpy_cannot_read_is_refused(tmp_path: Path, header: str) -> None:
+    text = header.ljust(117).encode() + b"\n"
+    content = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(24)
+    (tmp_path / RANGES_FILE).write_bytes(content)
+    with pytest.raises(BundleError, match=r"int8_ranges.npy: .*wanted float32"):
+        bundle_ranges(tmp_path)
+
+
+def test_ranges_are_a_regular_file_of_the_bundle_of_a_sane_size(tmp_path: Path) -> None:
+    bundle, outside = tmp_path / "bundle", tmp_path / "outside.npy"
+    bundle.mkdir()
+    np.save(outside, RANGES.as_array())
+    place = bundle / RANGES_FILE
+    place.symlink_to(outside)
+    with pytest.raises(BundleError, match="a link that leads out of the bundle"):
+        bundle_ranges(bundle)
+    place.unlink()
+    os.mkfifo(place)
+    with pytest.raises(BundleError, match="not a regular file"):
+        bundle_ranges(bundle)
+    place.unlink()
+    place.write_bytes(outside.read_bytes())
+    os.truncate(place, 17 << 20)
+    with pytest.raises(BundleError, match="17825792 bytes"):
+        bundle_ranges(bundle)

@@ -21,6 +21,7 @@ COUNTERS = {
     "syncs",
     "bytes_to_device",
     "bytes_from_device",
+    "rebuilds",
 }
 
 

@@ -339,7 +339,7 @@ def test_nul_and_any_other_character_are_kept() -> None:
         (np.array([b"a"]), "texts[0]: bytes_, wanted str"),
         (np.array(["a", None], dtype=object), "texts[1]: NoneType, wanted str"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_list_of_texts_is_a_type_error(texts: list[str], message: str) -> None:
     with pytest.raises(InputTypeError) as info:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from heard import Heard
 
+from npu_embed import events
 from npu_embed.trace import Timing
 
 A_WHILE = 0.002
@@ -43,3 +45,37 @@ def test_a_stage_that_raises_is_counted_too() -> None:
     with pytest.raises(KeyError), timing.stage("broken"):
         raise KeyError("x")
     assert timing.seconds["broken"] > 0
+
+
+def test_who_listens_is_told_of_stages_and_of_waiting() -> None:
+    timing, heard = Timing(), Heard()
+    with events.listening(heard):
+        with pytest.raises(KeyError), timing.stage("host"):
+            raise KeyError("x")
+        timing.waited("gemm", 1.0, 1.5)
+    with timing.stage("after"):
+        pass
+    first, second = heard.events
+    assert isinstance(first, events.StageEnded)
+    assert (first.stage, first.waits) == ("host", False)
+    assert first.end - first.begin == timing.seconds["host"]
+    assert second == events.StageEnded("gemm", 1.0, 1.5, waits=True)
+    assert timing.seconds["gemm"] == 0.5
+
+
+def test_what_is_added_from_another_timing_is_no_stage_anew() -> None:
+    heard = Heard()
+    with events.listening(heard):
+        Timing().add("gemm", 1.0)
+    assert heard.events == []
+
+
+def test_listeners_come_and_go_in_any_order() -> None:
+    one, two = Heard(), Heard()
+    before = events.listeners
+    with events.listening(one):
+        events.add(two)
+    assert events.listeners == (*before, two)
+    events.remove(two)
+    events.remove(two)
+    assert events.listeners == before

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_embed.emulator import txn
+from npu_embed.emulator import txn, txn_codec
 
 # Word for word in the form mlir-aie writes for npu1 with 4 columns; typed by hand, not assembled.
 V0_1 = (
@@ -161,7 +161,7 @@ BAD_STREAMS: list[tuple[str, bytes, str, int, int]] = [
     ("trailing data", stream(5) + packed((0, 7)), "data after the stream's 20", -1, 6),
     ("trailing op", stream(5, 5), "1 ops end at word 5, wanted word 6", 1, 5),
     ("missing op", stream(5, num_ops=2), "2 ops, found 1", 1, 5),
-    ("op count huge", stream(5, num_ops=0xFFFFFFFF), "4294967295 ops, found 1", 1, 5),
+    ("op count huge", stream(5, num_ops=0xFFFFFFFF), "4294967295 ops, wanted at most", -1, 2),
     ("BLOCKSET", stream(2, 0, 0), r"op 0 at word 4: unknown opcode 0x02", 0, 4),
     ("unknown op", stream(5, 0x99, num_ops=2), r"op 1 at word 5: unknown opcode 0x99", 1, 5),
     ("WRITE size 0", stream(0, 0, 4, 0, 1, 0), r"\(WRITE\).*size 0 bytes, wanted 24", 0, 9),
@@ -463,3 +463,14 @@ def test_what_is_assembled_decodes_to_the_same_fields(ops: list[txn.Op]) -> None
     for found, wanted in zip(decoded.ops, ops, strict=True):
         fields = [name for name in type(wanted).__dataclass_fields__ if name != "word"]
         assert [getattr(found, f) for f in fields] == [getattr(wanted, f) for f in fields]
+
+
+def test_more_operations_than_a_stream_has_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noops = (0x06040100, 0x00000108, 3, 28, 5, 5, 5)
+    assert len(txn.decode(packed(noops)).ops) == 3
+    monkeypatch.setattr(txn_codec, "MAX_OPS", 2)
+    with pytest.raises(txn.TxnError, match="3 ops, wanted at most 2") as info:
+        txn.decode(packed(noops))
+    assert info.value.word == 2
