@@ -5,7 +5,8 @@ stay, a NaN stays a NaN. `to_f32` is exact. Both work in blocks that stay in the
 whole-array expression makes four passes over memory and is several times slower.
 
 A *row buffer* is its flat elements, the position of a row's first one, and the elements from a row
-to the next; `round_rows` and `widen_rows` write and read parts of one, in compiled kernels where those are loaded.
+to the next; `round_rows` and `widen_rows` write and read parts of one, compiled where kernels are
+loaded.
 """
 
 from __future__ import annotations

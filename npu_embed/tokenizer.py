@@ -175,8 +175,8 @@ def check_some_tokens(encoded: Sequence[Encoded], first: int = 0) -> None:
     for index, one in enumerate(encoded):
         if not len(one.ids):
             raise InputError(
-                f"texts[{first + index}]: 0 tokens, wanted at least one: this bundle's tokenizer adds no "
-                "special tokens to a text; leave it out."
+                f"texts[{first + index}]: 0 tokens, wanted at least one: this bundle's tokenizer "
+                "adds no special tokens to a text; leave it out."
             )
 
 

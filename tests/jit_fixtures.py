@@ -1,4 +1,4 @@
-"""Tests in both ways of computing: numpy's, and the compiled kernels that must give the same bits."""
+"""Tests in both ways of computing: numpy's, and the compiled kernels that give the same bits."""
 
 from __future__ import annotations
 

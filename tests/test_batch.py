@@ -25,9 +25,12 @@ from commandline import Result, run
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from npu_embed import DeviceError, Embedder
+from npu_embed import DeviceError, Embedder, InputError
 from npu_embed.batch import Job
+from npu_embed.batch import run as run_job
+from npu_embed.batch.columns import MAX_COLUMNS
 from npu_embed.batch.folder import WorkFolder
+from npu_embed.batch.lines import MAX_DEPTH
 from npu_embed.batch.shards import SHARD_ROWS
 from npu_embed.quantization import RANGES_FILE, Int8Ranges, quantize
 
@@ -565,6 +568,191 @@ def test_an_input_that_changes_meanwhile_is_refused(
     assert done.code == 1
     assert "in.jsonl: changed while it was read" in done.err
     assert not Path("out.npy").exists()
+
+
+def test_vectors_of_an_input_that_was_changed_and_put_back_are_not_kept(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_input(Path("in.txt"), ["aa", "bb", "cc", "dd"])
+    before, times = path.read_bytes(), path.stat()
+    real = Embedder.embed
+
+    def embed(*args: Anything, **options: Anything) -> Anything:
+        path.write_bytes(before.replace(b"dd", b"xx"))  # as long, and with the same time
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return real(*args, **options)
+
+    monkeypatch.setattr(Embedder, "embed", embed)
+    done = batch("in.txt", "-o", "out.npy")
+    assert "in.txt: changed while it was read" in done.err
+    monkeypatch.setattr(Embedder, "embed", real)
+    path.write_bytes(before)
+    again = batch("in.txt", "-o", "out.npy", "--json")
+    assert again.json_lines[0]["kept"] == 0
+
+
+def test_shards_that_changed_places_are_computed_again(batch: Batch, broken_off: Lost) -> None:
+    folder = Path("out.parquet.partial")
+    (folder / "shard-00000000.safetensors").rename(folder / "shard-00000001.safetensors")
+    assert batch("in.jsonl", "-o", "out.parquet", "--json").json_lines[0]["kept"] == 0
+    assert batch("in.jsonl", "-o", "whole.parquet").code == 0
+    assert Path("out.parquet").read_bytes() == Path("whole.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("note", [None, b"", b"[1]", b"{}x"])
+def test_shards_without_a_note_of_their_job_are_computed_again(
+    batch: Batch, broken_off: Lost, note: bytes | None
+) -> None:
+    path = Path("out.parquet.partial/job.json")
+    path.unlink() if note is None else path.write_bytes(note)
+    done = batch("in.jsonl", "-o", "out.parquet", "--json", "--dim", 32)
+    assert done.json_lines[0]["kept"] == 0
+    assert len(read_columns(Path("out.parquet"))["embedding"][0]) == 32
+
+
+def test_a_restart_that_was_broken_off_does_not_let_a_third_job_replace_the_output(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    assert batch("in.txt", "-o", "out.npy").code == 0
+    whole = Path("out.npy").read_bytes()
+    lost = Lost(monkeypatch, at=1)
+    assert batch("in.txt", "-o", "out.npy", "--restart", "--dim", 32).code == 1
+    lost.at = None
+    third = batch("in.txt", "-o", "out.npy", "--dim", 16)
+    assert "out.npy: exists, with another dim 64 (wanted 16)" in third.err
+    assert Path("out.npy").read_bytes() == whole
+    assert batch("in.txt", "-o", "out.npy", "--dim", 32).code == 0
+
+
+def test_special_tokens_as_text_are_another_job(tiny_bundle: Path) -> None:
+    write_input(Path("in.txt"), ["[SEP] cats"])
+    job = Job(("in.txt",), Path("out.npy"))
+    with Embedder(tiny_bundle, "emulated") as engine:
+        run_job(engine, job)
+    with (
+        Embedder(tiny_bundle, "emulated", plain_specials=True) as engine,
+        pytest.raises(InputError, match=r"another plain_specials no \(wanted yes\)"),
+    ):
+        run_job(engine, job)
+
+
+# --- what is beside the output ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["meta.json", "skipped.jsonl"])
+def test_an_input_that_would_be_replaced_with_the_output_is_refused(
+    batch: Batch, ending: str
+) -> None:
+    path = Path(f"out.npy.{ending}")
+    path.write_text('{"text": "cats", "row": 1, "where": "", "reason": "", "bundle_sha256": ""}\n')
+    before = path.read_bytes()
+    done = batch(path, "-o", "out.npy", "--input-format", "jsonl", "--restart")
+    assert f"{path}: is replaced with the output out.npy" in done.err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", ["meta.json", "skipped.jsonl"])
+@pytest.mark.parametrize("content", ["", "mine", "{}", "[1]"])
+def test_a_file_beside_the_output_that_is_none_of_ours_stays(
+    batch: Batch, ending: str, content: str
+) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    path = Path(f"out.npy.{ending}")
+    path.write_text(content)
+    done = batch("in.txt", "-o", "out.npy")
+    assert f"{path}: exists and is of no batch job" in done.err
+    assert path.read_text() == content
+    assert batch("in.txt", "-o", "out.npy", "--restart").code == 0
+
+
+def test_a_format_with_metadata_leaves_a_meta_json_alone(batch: Batch) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    Path("out.parquet.meta.json").write_text("mine")
+    assert batch("in.txt", "-o", "out.parquet").code == 0
+    assert Path("out.parquet.meta.json").read_text() == "mine"
+
+
+def test_a_name_too_long_for_what_goes_beside_it_is_refused_at_once(batch: Batch) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    done = batch("in.txt", "-o", f"{'n' * 240}.npy")
+    assert "File name too long, wanted a name for a file beside the output" in done.err
+    assert sorted(p.name for p in Path().iterdir()) == ["in.txt"]
+
+
+def test_a_work_folder_that_is_a_link_stays(batch: Batch) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    Path("elsewhere").mkdir()
+    Path("out.npy.partial").symlink_to("elsewhere")
+    assert batch("in.txt", "-o", "out.npy").code == 0
+    assert list(Path("elsewhere").iterdir()) == []
+
+
+# --- rows of every kind -------------------------------------------------------------------------
+
+
+def test_jsonl_with_a_thousand_keys_is_kept_as_jsonl(batch: Batch) -> None:
+    rows = [{"text": "cats", f"k{i}": i} for i in range(MAX_COLUMNS + 1)]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert batch("in.jsonl", "-o", "out.jsonl", "--shard-rows", 2000).code == 0
+    assert json.loads(Path("out.jsonl").read_text().splitlines()[-1])[f"k{MAX_COLUMNS}"] == 1000
+    assert "wanted at most 1000" in batch("in.jsonl", "-o", "out.parquet").err
+
+
+def test_json_nested_deeply_is_a_bad_row_and_less_deeply_a_column(batch: Batch) -> None:
+    nested = ["[" * depth + "NaN" + "]" * depth for depth in (MAX_DEPTH - 1, MAX_DEPTH, 900)]
+    Path("in.jsonl").write_text("".join(f'{{"text": "a", "x": {one}}}\n' for one in nested))
+    for output in ("out.jsonl", "out.parquet"):
+        done = batch("in.jsonl", "-o", output, "--on-error", "skip", "--json").json_lines[0]
+        assert (done["rows"], done["skipped"]) == (1, 2)
+
+
+@pytest.mark.parametrize("output", ["parquet", "arrow", "jsonl"])
+def test_views_as_polars_writes_them_are_strings(batch: Batch, output: str) -> None:
+    view = pa.string_view()
+    table = pa.table({"text": pa.array(["a", "b"], view), "c": pa.array(["x", None], view)})
+    pyarrow.feather.write_feather(table, "in.arrow", compression="uncompressed")
+    assert batch("in.arrow", "-o", f"out.{output}").code == 0
+    assert read_columns(Path(f"out.{output}"))["c"] == ["x", None]
+
+
+@pytest.mark.parametrize(
+    ("column", "output", "words"),
+    [
+        (
+            pa.RunEndEncodedArray.from_arrays([1], [5]),
+            "jsonl",
+            "in.arrow: column 'c' holds run_end_encoded",
+        ),
+        (pa.array([{}], pa.struct([])), "parquet", "column 'c': holds struct<>, which parquet"),
+        (pa.array([2**62], pa.timestamp("s")), "parquet", "which parquet cannot hold"),
+    ],
+)
+def test_columns_that_an_output_cannot_hold_are_named(
+    batch: Batch, column: pa.Array, output: str, words: str
+) -> None:
+    table = pa.table({"text": ["a"], "c": column})
+    with ipc.new_file("in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    done = batch("in.arrow", "-o", f"out.{output}")
+    assert done.code == 1
+    assert words in done.err
+    assert batch("in.arrow", "-o", "out.npy").code == 0
+
+
+@pytest.mark.parametrize(
+    "header", ["{" * 117, "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 64)}"]
+)
+def test_an_npy_with_a_broken_header_is_named(batch: Batch, header: str) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    Path("c.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + f"{header:<117}\n".encode())
+    done = batch("in.txt", "-o", "out.npy", "--dtype", "int8", "--calibrate", "c.npy")
+    assert "--calibrate c.npy: " in done.err
+    assert "wanted an npy file of vectors" in done.err
+
+
+def test_calibrating_from_stdin_is_refused(tiny_copy: Path) -> None:
+    assert "-: stdin, wanted files of texts" in run("calibrate", tiny_copy, "-").err
 
 
 # --- stdin --------------------------------------------------------------------------------------

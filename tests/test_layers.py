@@ -22,8 +22,10 @@ emulator.txn
 emulator.xclbin_format emulator.xclbin_xml emulator.xclbin_read emulator.xclbin_write
 emulator.xclbin
 emulator.enums emulator.profile emulator.slots emulator.heap emulator.memory
-emulator.dma emulator.heads emulator.flows emulator.controller emulator.program emulator.epilogues emulator.softmax
-emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha emulator.array emulator.ert emulator.command emulator.binding
+emulator.dma emulator.heads emulator.flows emulator.controller emulator.program emulator.epilogues
+emulator.softmax
+emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha emulator.array emulator.ert
+emulator.command emulator.binding
 emulator.faults emulator.hardware
 emulator.pyxrt_xclbin emulator.pyxrt_device emulator.pyxrt_bo emulator.pyxrt_run
 emulator.pyxrt_runlist emulator.pyxrt
@@ -56,10 +58,12 @@ support
 fetch
 
 outcomes imagecheck canary recovery
-vectors quantization queries streaming image_queries token_queries turns embedder selfcheck api __init__
+vectors quantization queries streaming image_queries token_queries turns embedder selfcheck api
+__init__
 
 batch.formats batch.row batch.lines batch.delimited batch.tables batch.folder batch.sources
-batch.columns batch.scan batch.shards batch.writers batch.table_writers batch.stored batch.compute batch.engines
+batch.columns batch.scan batch.shards batch.writers batch.table_writers batch.stored batch.compute
+batch.engines
 batch.calibration batch.job batch.fingerprint batch.meter batch.spool batch.assemble batch.run
 batch
 
@@ -70,7 +74,8 @@ integrations.mteb integrations.shipped integrations.ray
 profiling.texts profiling.table profiling.measure profiling.operands profiling.reference
 profiling.compare profiling.timeline profiling
 
-doctor.findings doctor.ioctls doctor.probe doctor.machine doctor.sandbox doctor.hardware doctor.node
+doctor.findings doctor.ioctls doctor.probe doctor.machine doctor.sandbox doctor.hardware
+doctor.node
 doctor.memlock doctor.xrt doctor.binding doctor.slots doctor.software doctor.bundles
 doctor.known_kernels doctor.answers doctor.runs doctor.child doctor.examination doctor
 
@@ -79,7 +84,8 @@ server.refusals server.request server.openai_api server.tei_api server.prepare s
 server.service server.page server.app server.connection server.run
 
 cli.output cli.tracing cli.batch cli.embed cli.profile cli.export cli.get
-cli.inspect_insts cli.inspect_xclbin cli.inspect_bundle cli.inspect_lint cli.inspect cli.check cli.doctor cli.serve cli
+cli.inspect_insts cli.inspect_xclbin cli.inspect_bundle cli.inspect_lint cli.inspect cli.check
+cli.doctor cli.serve cli
 __main__
 """.split()
 

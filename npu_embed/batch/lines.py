@@ -105,7 +105,7 @@ def _json_row(where: str, line: str, names: Names) -> Row:
 def _deeper(value: object, depth: int) -> bool:
     """Whether lists and objects in a JSON value are nested more than depth deep."""
     level = [value]
-    for _ in range(depth + 1):
+    for _ in range(depth):
         level = [item for one in level for item in _items(one)]
         if not level:
             return False

@@ -49,9 +49,13 @@ class Source:
     def state(self) -> tuple[int, ...]:
         """What is another number once the file was written or another took its name.
 
-        Programs can set the time of a file's content, but not that of its inode.
+        Programs can set the time of a file's content, but not that of its inode. () where there
+        is no file any more.
         """
-        found = self.path.stat()
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return ()
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import commandline
 import pytest
 
-from npu_embed import InputError
-from npu_embed.integrations.ray import connect, run_on_actors
+from npu_embed import Embedder, InputError
+from npu_embed.integrations.ray import connect, on_cluster, run_on_actors
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,11 @@ def test_without_ray_the_command_line_names_the_extra(
 def test_without_a_cluster_nothing_runs_on_actors() -> None:
     with pytest.raises(InputError, match=r"ray: not initialized, .*call connect\(\) first"):
         list(run_on_actors(len, ["a"]))  # type: ignore[arg-type]
+
+
+def test_an_engine_that_actors_would_not_open_is_refused(tiny_bundle: Path) -> None:
+    with (
+        Embedder(tiny_bundle, "emulated", plain_specials=True) as embedder,
+        pytest.raises(InputError, match="plain_specials=True, wanted one as the actors open it"),
+    ):
+        on_cluster(embedder)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from npu_embed import jit
 from npu_embed.bf16 import to_bf16, to_f32
-from npu_embed.emulator import array, mha_call
+from npu_embed.emulator import array
 from npu_embed.emulator.flows import Argument
+from npu_embed.emulator.heads import Heads
 from npu_embed.emulator.memory import Memory
 from npu_embed.emulator.mha_call import visible_spans
 from npu_embed.emulator.softmax import padded, softmax2
@@ -114,14 +115,14 @@ def test_rows_that_a_later_text_writes_over_are_not_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     computed: list[int] = []
-    widen = mha_call.Heads.widen
+    widen = Heads.widen
 
-    def counted(self: mha_call.Heads, head: int, row: int, out: np.ndarray) -> np.ndarray:
+    def counted(self: Heads, head: int, row: int, out: np.ndarray) -> np.ndarray:
         if out.shape[0] == WIDE.heads:
             computed.append(out.shape[1])
         return widen(self, head, row, out)
 
-    monkeypatch.setattr(mha_call.Heads, "widen", counted)
+    monkeypatch.setattr(Heads, "widen", counted)
     some = List()
     array.compute([some.bound(row, 16, 5, NO_WINDOW) for row in (0, 5, 10)])
     assert sorted(computed) == [5, 5, 16]

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
 from npu_embed import InputError, SettingError
-from npu_embed.batch import lines, row, sources
+from npu_embed.batch import delimited, lines, row, sources
 from npu_embed.batch.formats import import_pyarrow, input_format, output_format
 from npu_embed.batch.row import Names, Row
 from npu_embed.batch.sources import Source, expand, make_source
@@ -187,6 +188,56 @@ def test_a_line_too_long_is_passed_over_without_holding_it(rows: Write) -> None:
         ("a.txt:5", False),
     ]
     assert [r.text for r in found if not r.problem] == ["12345", "12345", "last"]
+
+
+def test_a_record_too_long_is_passed_over_without_holding_it(rows: Write) -> None:
+    content = b'text,n\n1234567,8\n12345678,9\n"1\n2\n3\n4\n5",\n' + b"," * 50 + b"\nlast,1\n"
+    with mock.patch.object(delimited, "MAX_LINE_BYTES", 10):
+        found = rows("a.csv", content)
+    assert [r.where for r in found if "over 10 characters" in r.problem] == [
+        "a.csv:3",
+        "a.csv:4",
+        "a.csv:9",
+    ]
+    assert [r.text for r in found if not r.problem] == ["1234567", "last"]
+    assert found[-1].where == "a.csv:10"
+
+
+def test_a_file_of_many_columns_is_read_at_once(rows: Write) -> None:
+    names = [f"c{i}" for i in range(50_000)]  # comparing each with each takes minutes
+    content = ",".join(["text", *names]) + "\n" + "x," * 50_000 + "x\n"
+    assert texts(rows("a.csv", content.encode())) == ["x"]
+    with pytest.raises(InputError, match=r"'text' .*'c19' and 49980 more|'c19' and 49980 more"):
+        rows("a.csv", ",".join(names).encode())
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_arrow_strings_that_are_not_utf8_are_bad_rows(rows: Write, kind: pa.DataType) -> None:
+    offsets = np.array([0, 2, 3, 3], np.int32 if kind == pa.string() else np.int64)
+    valid = pa.py_buffer(b"\x03")
+    strings = pa.Array.from_buffers(
+        kind, 3, [valid, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"\xffaz")]
+    )
+    found = rows("a.arrow", pa.table({"text": strings}))
+    assert [r.text for r in found if not r.problem] == ["z"]
+    assert ["lone surrogate" in r.problem for r in found] == [True, False, False]
+    assert found[2].problem == "text is missing or null, wanted a string"
+    ids = rows("a.arrow", pa.table({"text": ["a"], "id": strings[:1]}), Names("text", "id"))
+    assert ids[0].value("id") == b"\xffa"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "size"),
+    [
+        ("a.jsonl", b'{"text": "a", "image": "%s"}' % (b"x" * 1000), 1000),
+        ("a.csv", b"text,image\na,%s\n" % (b"x" * 1000), 1000),
+        ("a.parquet", pa.table({"text": ["a"], "image": ["x" * 1000]}), 1000),
+    ],
+)
+def test_the_size_of_a_row_counts_its_other_columns(
+    rows: Write, name: str, content: bytes | pa.Table, size: int
+) -> None:
+    assert size < rows(name, content)[0].size < 2 * size
 
 
 # --- files that cannot be read ------------------------------------------------------------------

@@ -84,6 +84,24 @@ def test_a_damaged_shard_counts_as_missing(
     assert "computed again" in caplog.text
 
 
+@pytest.mark.parametrize("at", [300, -1])
+def test_a_shard_with_another_byte_counts_as_missing(tmp_path: Path, at: int) -> None:
+    store = Store(tmp_path)
+    store.save(0, CONTENT, RECORD)
+    whole = bytearray(store.path(0).read_bytes())
+    whole[at] ^= 1
+    store.path(0).write_bytes(whole)
+    assert store.record(0) is None
+
+
+def test_rows_with_much_beside_their_text_make_shorter_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 10)
+    found = list(cut_shards([Row("", "x", {}, size=6) for _ in range(5)], 3))
+    assert [len(s.rows) for s in found] == [2, 2, 1]
+
+
 def full(*args: object) -> None:
     """What a full disk does."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

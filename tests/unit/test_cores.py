@@ -17,7 +17,7 @@ BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def blas_threads() -> int:
-    return max(lib.num_threads for lib in BLAS)
+    return max((int(lib.num_threads) for lib in BLAS), default=1)
 
 
 @pytest.fixture
@@ -150,7 +150,11 @@ def test_small_products_are_not_cut_and_large_ones_give_every_core_some(
 def test_rows_are_gone_through_once_and_in_parts_where_there_are_many() -> None:
     for rows, width, parts in ((10, 8, 1), (4096, 384, 2)):
         seen: list[tuple[int, int]] = []
-        cores.run_rows(rows, width, lambda start, stop, seen=seen: seen.append((start, stop)))
+
+        def part(start: int, stop: int, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((start, stop))
+
+        cores.run_rows(rows, width, part)
         assert len(seen) == parts
         assert sorted(seen)[0][0] == 0
         assert sorted(seen)[-1][1] == rows

@@ -7,6 +7,7 @@ import base64
 import json
 import logging
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from servers import DIM, FakeEngine, Rig, in_loop, running, vector_of
 
 from npu_embed.bundle import Bundle
 from npu_embed.driver import Xrt as Anything
-from npu_embed.server.app import create_app
+from npu_embed.server.app import PASSED_OVER_BYTES, create_app
 from npu_embed.server.service import Service
 from npu_embed.tokenizer import BATCH_CHARACTERS
 
@@ -224,6 +225,58 @@ def test_an_unknown_path_is_404_in_form(tiny_bundle: Path, path: str) -> None:
             assert (wrong.status_code, error(wrong)["code"]) == (405, "method_not_allowed")
             assert "POST" in wrong.headers["allow"]
             assert (await rig.client.get("/embed")).json()["error_type"] == "validation"
+
+    in_loop(story())
+
+
+def test_what_is_no_path_or_method_is_counted_and_has_an_id(tiny_bundle: Path) -> None:
+    async def story() -> None:
+        async with running(tiny_bundle) as rig:
+            for path, status in (("/nope", 404), ("/v1/embeddings/", 404), ("/embed", 405)):
+                response = await rig.client.get(path)
+                assert response.status_code == status
+                assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+            counted = samples((await rig.client.get("/metrics")).text)
+            assert counted["npu_embed_errors_total|not_found"] == 2
+            assert counted["npu_embed_requests_total|other|405"] == 1
+
+    in_loop(story())
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/embeddings", 415), ("/nope", 404)])
+def test_a_body_that_is_refused_is_taken_all_the_same(
+    tiny_bundle: Path, path: str, status: int
+) -> None:
+    taken = []
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            taken.append(1)
+            yield b"x" * 1000
+
+    async def story() -> None:
+        async with running(tiny_bundle) as rig:
+            response = await rig.client.post(path, content=body())
+            assert response.status_code == status
+
+    in_loop(story())
+    assert len(taken) == 10
+
+
+@pytest.mark.parametrize(
+    "headers", [{"expect": "100-continue"}, {"content-length": str(PASSED_OVER_BYTES + 1)}]
+)
+def test_a_body_that_waits_or_is_huge_is_refused_at_once(
+    tiny_bundle: Path, headers: dict[str, str]
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError
+        yield b""
+
+    async def story() -> None:
+        async with running(tiny_bundle) as rig:
+            response = await rig.client.post("/nope", content=body(), headers=headers)
+            assert response.status_code == 404
 
     in_loop(story())
 
