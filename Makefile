@@ -52,11 +52,13 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The slow ones have processes, memory limits and signals of their own, which are not for workers.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m slow
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 SOAK_SECONDS ?= 300
 

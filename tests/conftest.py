@@ -40,6 +40,7 @@ def _own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for variable in settings.VARIABLES:
             patch.delenv(variable, raising=False)
+        patch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
         patch.setenv("NPU_EMBED_EMU_DIR", str(tmp_path_factory.mktemp("emulator")))
         patch.setenv("NPU_EMBED_COMPILED", "off")  # tests that want it say so: jit_fixtures
         yield
