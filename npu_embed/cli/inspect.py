@@ -34,7 +34,7 @@ XCLBIN_MAGIC = b"xclbin2\0"
 def inspect(ctx: click.Context, path: str, as_json: bool, words: bool, lint: bool) -> None:
     """Show a bundle's contexts, kernels and tensors, an xclbin's contents, or disassemble a stream.
 
-    What PATH is, its content tells and not its name. Streams may be TXN, binary or text, or of the
+    What it is, its content tells and not its name. Streams may be TXN, binary or text, or of the
     form older than TXN. --lint reads all streams of a bundle and says what a run would fail or hang
     at: operations, words to patch, arguments, views and tokens that do not fit each other.
     """
@@ -44,7 +44,9 @@ def inspect(ctx: click.Context, path: str, as_json: bool, words: bool, lint: boo
             ctx.exit(1)
         return
     if lint:
-        raise InputError(f"{place}: no folder, wanted a bundle to lint.")
+        raise InputError(
+            f"{place}: no folder, wanted a bundle to lint; `npu-embed get minilm` prints one's."
+        )
     data = _read(place)
     if data.startswith(XCLBIN_MAGIC):
         try:

@@ -68,10 +68,14 @@ def profile(
     where one deviates by more.
     """
     if compares and plot is not None:
-        raise click.UsageError("--compare and --plot: a comparison has no timeline, wanted one.")
+        raise click.UsageError("--compare and --plot: a comparison has no timeline; leave one out.")
     given = None if texts is None else read_lines(texts, getattr(texts, "name", "stdin"))
     from .. import profiling
     from ..embedder import Embedder
+    from ..profiling import timeline
+
+    if plot is not None:
+        timeline.check_matplotlib()  # before the work
 
     used = profiling.TEXTS if given is None else given
     with traced(trace), Embedder(bundle, device) as embedder:
@@ -87,8 +91,6 @@ def profile(
         return
     _show_profile(found, as_json=as_json)
     if plot is not None:
-        from ..profiling import timeline
-
         timeline.draw(found, plot)
 
 

@@ -16,6 +16,20 @@ HOST_LANE = "host"
 Bar = tuple[str, float, float]  # what, begin and length in ms
 
 
+def check_matplotlib() -> None:
+    """Refuse to draw where matplotlib is not installed.
+
+    Raises:
+        SettingError: it is not.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise SettingError(
+            "--plot: no matplotlib, wanted it; pip install 'npu-embed[plot]'."
+        ) from error
+
+
 def draw(profile: Profile, path: Path) -> None:
     """Write the timeline of a profile to an image file (its ending says which kind).
 
@@ -23,12 +37,9 @@ def draw(profile: Profile, path: Path) -> None:
         SettingError: matplotlib is not installed, or knows no such kind of file.
         OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            "--plot: no matplotlib, wanted it; pip install 'npu-embed[plot]'."
-        ) from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
     lanes = bars_by_lane(profile.events)
     names = list(dict.fromkeys(name for bars in lanes.values() for name, _, _ in bars))
     figure = Figure(figsize=(12, 1.8 + 0.7 * len(lanes)), layout="constrained")

@@ -328,6 +328,7 @@ def test_without_matplotlib_the_extra_is_named(
     done = run("profile", tiny_bundle, "--plot", tmp_path / "t.png")
     assert done.code == 1
     assert "pip install 'npu-embed[plot]'" in done.err
+    assert not done.out, "before the work"
 
 
 # --- the profile ----------------------------------------------------------------------------------
