@@ -1,6 +1,6 @@
 """A full-size EmbeddingGemma 2 checkpoint of random weights: the published one needs an account.
 
-    python benchmarks/make_full_checkpoint.py /tmp/full-embedding-gemma2
+    python benchmarks/make_full_checkpoint.py full-embedding-gemma2
 
 Text encoder only, 24 layers, bfloat16, 0.5 GB; the same bytes for the same seed. The tokenizer is
 that of the tests' small checkpoint (1,400 pieces: a text has more tokens than in the real one);

@@ -109,17 +109,20 @@ class _Threads:
         self._size = 0
 
     def start(self, count: int, waiting: Iterator[Job]) -> list[Future[None]]:
-        """As many threads, doing jobs; none once Python is shutting down."""
+        """As many threads, doing jobs; fewer where no more can be had, none at Python's end."""
         if count < 1:
             return []
         with self._lock:
             if self._pool is None or self._size < count:
                 self._pool = ThreadPoolExecutor(count, thread_name_prefix="npu_embed-cores")
                 self._size = count
+            started: list[Future[None]] = []
             try:
-                return [self._pool.submit(_work, waiting) for _ in range(count)]
-            except RuntimeError:
-                return []
+                for _ in range(count):
+                    started.append(self._pool.submit(_work, waiting))
+            except RuntimeError:  # those that did start are to be waited for
+                pass
+            return started
 
     def after_fork(self) -> None:
         """In a child: a fork takes no threads along."""
@@ -147,9 +150,12 @@ def run(jobs: Sequence[Job]) -> None:
             for _ in waiting:  # after an error nobody starts another job
                 pass
             errors = [helper.exception() for helper in helpers]  # waits for them
-    for error in errors:
-        if error is not None:
+    for error in filter(None, errors):
+        try:
             raise error
+        finally:
+            # Its traceback has this frame: a cycle that would keep the jobs' buffers.
+            del error, errors, helpers
 
 
 def _work(waiting: Iterator[Job]) -> None:

@@ -75,7 +75,7 @@ class Recovery:
             vectors = self._verified(kind, forward)
             if _finite(vectors):
                 return vectors
-            first = "a vector is not finite"
+            first = "a vector is not finite."
         except NoFreeContext:
             raise
         except DeviceError as error:

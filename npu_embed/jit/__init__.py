@@ -62,6 +62,12 @@ class _Loader:
         except Exception:
             log.warning("numba cannot compile here; computing with numpy", exc_info=True)
 
+    def after_fork(self) -> None:
+        """In a child: the lock is the parent's, as are modules' locks of a thread in mid-import."""
+        self._lock = threading.Lock()
+        if kernels is None:
+            self.thread = None
+
     def stop(self) -> None:
         """Wait for the kernel being compiled: LLVM must not run while the process is taken down."""
         self.stopping = True
@@ -88,11 +94,5 @@ def load() -> bool:
     return kernels is not None
 
 
-def _after_fork() -> None:
-    """In a child that was forked in mid-import: the locks of the modules are held for ever."""
-    if _loader.thread is not None and kernels is None:
-        _loader.thread = None
-
-
 atexit.register(lambda: _loader.stop())
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lambda: _loader.after_fork())

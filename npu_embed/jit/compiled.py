@@ -1,7 +1,7 @@
 """Every compiled kernel, by its name; importing this imports numba.
 
-compile() makes them machine code, one after another: what was compiled before is read from numba's
-cache.
+compile_all() makes them machine code, one after another: what was compiled before is read from
+numba's cache.
 """
 
 from __future__ import annotations

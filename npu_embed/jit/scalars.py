@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,10 +35,24 @@ ROWS = (BITS, INDEX, INDEX)  # elements, position of the first row's first, elem
 declared: list[tuple[Any, Any]] = []
 
 
+def version(folder: Path = Path(__file__).parent) -> str:
+    """A name for the present content of a folder's sources."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+_VERSION = version()
+
+
 def kernel(*arguments: Any) -> Callable[[Any], Any]:
     """Declare a function a kernel with arguments of these types, to be compiled later."""
 
     def declare(function: Any) -> Any:
+        # numba's cache goes by this name and notices changes of a kernel's own file only: of the
+        # other files' functions it would go on using machine code of what they were.
+        function.__qualname__ += f"_{_VERSION}"
         try:
             compiled = njit(cache=True, **_COMPILED)(function)
         except RuntimeError:  # no folder to keep machine code in can be written

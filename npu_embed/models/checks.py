@@ -233,11 +233,12 @@ def token_ids(ids: NDArray[np.int32], vocab_size: int) -> None:
     Raises:
         BundleError: one has not.
     """
-    if ids.max() >= vocab_size:
-        raise BundleError(
-            f"tokenizer.json: token id {ids.max()}, wanted less than vocab_size "
-            f"{vocab_size}; re-export the bundle."
-        )
+    for found in (int(ids.min()), int(ids.max())):
+        if not 0 <= found < vocab_size:
+            raise BundleError(
+                f"tokenizer.json: token id {found}, wanted less than vocab_size "
+                f"{vocab_size}{' and not negative' if found < 0 else ''}; re-export the bundle."
+            )
 
 
 def _named(name: str | None) -> str:

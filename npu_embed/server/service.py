@@ -84,6 +84,7 @@ class Service:
             log.error("the dispatcher ended with %s; restart the server", type(error).__name__)
             self.dispatcher.device.state = "down"
             self.dispatcher.device.error = "a bug of the server ended its dispatcher; restart it."
+            self.metrics.up.set(0)
             self.queue.fail(WorkerFailed(self.dispatcher.device.error))
 
     async def close(self) -> None:

@@ -308,11 +308,12 @@ def test_row_buffers_beyond_reason_are_refused_before_they_are_allocated(tiny_co
         load(tiny_copy)
 
 
-def test_a_token_id_past_the_vocabulary_is_a_bundle_error(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize("token", [1000, -1, -(2**31)])
+def test_a_token_id_outside_the_vocabulary_is_a_bundle_error(token: int, tiny_bundle: Path) -> None:
     model = load(tiny_bundle)
-    ids = np.array([2, 1000, 3], np.int32)
+    ids = np.array([2, token, 3], np.int32)
     (pack,) = make_packs([3], 2048)
-    with pytest.raises(BundleError, match=r"token id 1000, wanted less than vocab_size 1000"):
+    with pytest.raises(BundleError, match=f"token id {token}, wanted less than vocab_size 1000"):
         models.forward(model, [ids], pack, Timing())
     model.close()
 

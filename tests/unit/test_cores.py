@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -106,6 +110,61 @@ def test_an_error_ends_the_jobs_and_comes_to_the_caller() -> None:
     assert blas_threads() == 2
     cores.run([late])
     assert done[-1] == 2
+
+
+def test_where_a_thread_cannot_start_those_that_did_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def only_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    monkeypatch.setattr(cores, "_threads", cores._Threads())
+    monkeypatch.setattr(cores, "count", lambda: 4)
+    caller, taken = threading.get_ident(), threading.Event()
+    done: list[bool] = []
+
+    def job(scratch: Scratch) -> None:
+        if threading.get_ident() == caller:
+            assert taken.wait(30)
+        else:
+            taken.set()
+            time.sleep(0.05)
+        done.append(True)
+
+    cores.run([job] * 4)
+    assert len(done) == 4
+
+
+def test_an_error_of_another_thread_keeps_no_job_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "count", lambda: 2)
+    caller, failed = threading.get_ident(), threading.Event()
+
+    class Job:
+        def __call__(self, scratch: Scratch) -> None:
+            if threading.get_ident() == caller:
+                assert failed.wait(30)
+            else:
+                failed.set()
+                raise MemoryError("no more")
+
+    def run() -> weakref.ref[Job]:
+        job = Job()
+        with contextlib.suppress(MemoryError):
+            cores.run([job] * 4)
+        return weakref.ref(job)
+
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("two")

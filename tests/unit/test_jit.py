@@ -95,3 +95,16 @@ def test_what_is_loaded_is_every_kernel(compiled_kernels: object) -> None:
     names = {function.py_func.__name__ for function, _ in scalars.declared}
     assert names <= set(dir(compiled_kernels))
     assert jit.kernels is None
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_machine_code_is_kept_under_the_content_of_all_sources(tmp_path: Path) -> None:
+    from npu_embed.jit import scalars
+
+    names = {function.py_func.__qualname__ for function, _ in scalars.declared}
+    assert all(name.endswith(scalars.version()) for name in names)
+    for source in Path(scalars.__file__).parent.glob("*.py"):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    assert scalars.version(tmp_path) == scalars.version()
+    (tmp_path / "sums.py").write_text("")
+    assert scalars.version(tmp_path) != scalars.version()
