@@ -40,8 +40,9 @@ class HeadStep:
         if jit.kernels is None or not fits(self.norm.shape[1]):
             out.put(self._made(qkv, positions).reshape(rows, -1))
             return
-        elements, first, stride = qkv.receive(rows)
-        bits, out_first, out_stride = out.host()
+        width = self.heads * self.norm.shape[1]
+        elements, first, stride = qkv.receive(rows, width)
+        bits, out_first, out_stride = out.host(rows, width)
         put_heads = jit.kernels.put_heads
 
         def part(start: int, stop: int) -> None:
@@ -56,7 +57,7 @@ class HeadStep:
                 out_stride,
             )
 
-        run_rows(rows, self.heads * self.norm.shape[1], part)
+        run_rows(rows, width, part)
         out.send(rows)
 
     def get(self, qkv: Rows, positions: NDArray[np.intp]) -> F32:
@@ -64,7 +65,7 @@ class HeadStep:
         rows, head_dim = len(positions), self.norm.shape[1]
         if jit.kernels is None or not fits(head_dim):
             return self._made(qkv, positions)
-        elements, first, stride = qkv.receive(rows)
+        elements, first, stride = qkv.receive(rows, self.heads * head_dim)
         x = np.empty((rows, self.heads, head_dim), dtype=np.float32)
         make_heads = jit.kernels.make_heads
 

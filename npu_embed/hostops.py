@@ -47,7 +47,7 @@ def put_layer_norm(x: F32, weight: F32, bias: F32, eps: float, out: Rows) -> Non
     """Do x = layer_norm(x), and put it into out; x C-contiguous."""
     if jit.kernels is not None and fits(x.shape[1]):
         rows, width = x.shape
-        bits, first, stride = out.host()
+        bits, first, stride = out.host(rows, width)
         epsilon, norm = np.float32(eps), jit.kernels.layer_norm
 
         def part(start: int, stop: int) -> None:
@@ -66,8 +66,8 @@ def add_layer_norm(x: F32, y: Rows, weight: F32, bias: F32, eps: float, out: Row
     """
     rows, width = x.shape
     if jit.kernels is not None and fits(width):
-        added, y_first, y_stride = y.receive(rows)
-        bits, first, stride = NOWHERE if out is None else out.host()
+        added, y_first, y_stride = y.receive(rows, width)
+        bits, first, stride = NOWHERE if out is None else out.host(rows, width)
         epsilon, norm = np.float32(eps), jit.kernels.add_layer_norm
 
         def part(start: int, stop: int) -> None:

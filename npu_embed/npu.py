@@ -263,12 +263,12 @@ class Npu:
 
     def unload_all(self) -> int:
         """Release every kernel and context, loaded again at their next use; how many contexts."""
+        self._made_out.clear()  # it names kernels that are released now
         return self._contexts.unload_all()
 
     def close(self) -> None:
         """Release every kernel and context."""
         self.unload_all()
-        self._made_out.clear()
         self._last = None
 
 

@@ -53,7 +53,7 @@ def put_rms_norm(x: F32, eps: float, out: Rows) -> None:
     if jit.kernels is None or not fits(width):
         out.put(rms_norm(x, None, eps))
         return
-    bits, first, stride = out.host()
+    bits, first, stride = out.host(rows, width)
     epsilon, norm = np.float32(eps), jit.kernels.put_rms_norm
 
     def part(start: int, stop: int) -> None:
@@ -88,8 +88,8 @@ def add_rms_norm(
         return
     *others, last = ys
     total = _sum(others, rows, width) if others else _NO_ROWS
-    added, y_first, y_stride = last.receive(rows)
-    bits, first, stride = NOWHERE if put is None else out.host()
+    added, y_first, y_stride = last.receive(rows, width)
+    bits, first, stride = NOWHERE if put is None else out.host(rows, width)
     epsilon, normed, norm = np.float32(eps), put == "norm", jit.kernels.add_rms_norm
 
     def part(start: int, stop: int) -> None:
@@ -118,7 +118,7 @@ def _sum(ys: Sequence[Rows], rows: int, width: int) -> F32:
     total = ys[0].get(rows, width)
     for y in ys[1:]:
         if jit.kernels is not None:
-            jit.kernels.add_rows(total, *y.receive(rows))
+            jit.kernels.add_rows(total, *y.receive(rows, width))
         else:
             np.add(total, y.get(rows, width), out=total)
     return total
@@ -130,7 +130,7 @@ def put_gated(gate: Rows, c: RowBuffer, rows: int, weight: F32, eps: float, out:
     gate: a row buffer the device has written; c: the host's side of rows.
     """
     width = len(weight)
-    factors, target = gate.receive(rows), out.host()
+    factors, target = gate.receive(rows, width), out.host(rows, width)
     if jit.kernels is None or not fits(width):
         y = widen_rows(*c, np.empty((rows, width), dtype=np.float32))
         rms_norm(y, weight, eps, out=y)

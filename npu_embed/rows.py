@@ -37,37 +37,43 @@ class Rows:
             ValueError: x leaves the buffer.
         """
         n, w = x.shape
-        if row < 0 or col < 0 or row + n > self.rows or col + w > self.width:
-            raise ValueError(
-                f"put: [{n}, {w}] at ({row}, {col}) leaves [{self.rows}, {self.width}]"
-            )
+        target = self.host(n, w, row=row, col=col)
         if x.flags.c_contiguous:
-            elements, first, stride = self.host(row)
-            round_rows(x, elements, first + col, stride)
+            round_rows(x, *target)
         else:
             to_bf16(x, out=self._host[row : row + n, col : col + w])
         self.send(n, row=row)
 
-    def host(self, row: int = 0) -> RowBuffer:
-        """The host's side from a row on, for a host step that writes rows itself: then send."""
-        return self._elements, row * self.width, self.width
+    def host(self, rows: int, cols: int, *, row: int = 0, col: int = 0) -> RowBuffer:
+        """The host's side of [rows, cols] from (row, col) on, to be written there: then send.
+
+        Whoever writes it goes by these bounds alone: compiled kernels check none.
+
+        Raises:
+            ValueError: they leave the buffer.
+        """
+        inside = row >= 0 and rows >= 0 and row + rows <= self.rows
+        if not (inside and col >= 0 and cols >= 0 and col + cols <= self.width):
+            raise ValueError(
+                f"[{rows}, {cols}] at ({row}, {col}) leaves rows [{self.rows}, {self.width}]"
+            )
+        return self._elements, row * self.width + col, self.width
 
     def send(self, rows: int, *, row: int = 0) -> None:
         """Make the device see rows [row, row + rows) as the host wrote them."""
         row_bytes = self.width * BF16_BYTES
         self._buffer.to_device(row * row_bytes, rows * row_bytes)
 
-    def receive(self, rows: int, *, row: int = 0) -> RowBuffer:
-        """The host's side from a row on, with rows [row, row + rows) as the device wrote them.
+    def receive(self, rows: int, cols: int, *, row: int = 0) -> RowBuffer:
+        """The host's side of [rows, cols] from a row on, as the device wrote it, to be read there.
 
         Raises:
             ValueError: they leave the buffer.
         """
-        if row < 0 or rows < 0 or row + rows > self.rows:
-            raise ValueError(f"get: rows {row} to {row + rows} leave [{self.rows}, {self.width}]")
+        source = self.host(rows, cols, row=row)
         row_bytes = self.width * BF16_BYTES
         self._buffer.from_device(row * row_bytes, rows * row_bytes)
-        return self.host(row)
+        return source
 
     def get(self, rows: int, cols: int | None = None, *, row: int = 0) -> F32:
         """Rows [row, row + rows) of the first `cols` columns as float32, synced from the device.
@@ -76,13 +82,12 @@ class Rows:
             ValueError: they leave the buffer.
         """
         cols = self.width if cols is None else cols
-        if not 0 <= cols <= self.width:
-            raise ValueError(f"get: {cols} columns leave [{self.rows}, {self.width}]")
-        return widen_rows(*self.receive(rows, row=row), np.empty((rows, cols), dtype=np.float32))
+        source = self.receive(rows, cols, row=row)
+        return widen_rows(*source, np.empty((rows, cols), dtype=np.float32))
 
     def bits(self, rows: int, *, row: int = 0) -> NDArray[np.uint16]:
         """A copy of rows [row, row + rows) as bf16 bits, synced from the device."""
-        self.receive(rows, row=row)
+        self.receive(rows, self.width, row=row)
         copied: NDArray[np.uint16] = self._host[row : row + rows].copy()
         return copied
 

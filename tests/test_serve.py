@@ -241,8 +241,9 @@ def test_a_signal_drains(tiny_bundle: Path, tmp_path: Path, number: signal.Signa
 def test_the_worker_ends_when_the_server_is_killed(tiny_bundle: Path, tmp_path: Path) -> None:
     with serving(tiny_bundle, tmp_path / "log") as one:
         worker = one.worker_pid()
+        assert alive(worker)
         one.process.kill()
-        wait_until(lambda: not alive(worker))
+        wait_until(lambda: not alive(worker))  # raises where it goes on
 
 
 def alive(pid: int) -> bool:

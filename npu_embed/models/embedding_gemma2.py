@@ -118,7 +118,8 @@ class EmbeddingGemma2(Gemma):
             buffers["x"].put(p.x)
         yield Stretch("gemm", [GemmRun("ple", buffers["x"], self._ple, buffers["ple"], rows)])
         with p.timing.stage("host"):
-            p.per_layer = buffers["ple"].receive(rows)
+            width = len(self.params.layer_types) * self.hidden_size_per_layer_input
+            p.per_layer = buffers["ple"].receive(rows, width)
 
     def _gate(self, p: Pass, index: int) -> None:
         """Put gate * norm(c / sqrt(hidden_size)), c the layer's columns of what `ple` gave.

@@ -83,6 +83,20 @@ def test_what_follows_a_gemm_is_added_normed_and_put_in_one_step(
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("rows", "width"), [(8, 64), (9, 48)])
+def test_a_step_that_would_leave_a_row_buffer_is_refused(
+    session: Session, rows: int, width: int
+) -> None:
+    x, weight, bias = numbers(9, 64), numbers(1, 64, 2)[0], numbers(1, 64, 3)[0]
+    small, large = Rows(session, rows, width), Rows(session, 9, 64)
+    with pytest.raises(ValueError, match=r"\[9, 64\] at \(0, 0\) leaves rows"):
+        put_layer_norm(x, weight, bias, EPS, small)
+    for y, out in ((small, large), (large, small)):
+        with pytest.raises(ValueError, match=r"\[9, 64\] at \(0, 0\) leaves rows"):
+            add_layer_norm(x, y, weight, bias, EPS, out)
+
+
+@pytest.mark.usefixtures("kernels")
 def test_embeddings_are_normed_and_put_in_one_step(session: Session) -> None:
     x, weight, bias = numbers(9, 64), numbers(1, 64, 2)[0], numbers(1, 64, 3)[0]
     out = Rows(session, 12, 64)

@@ -151,9 +151,8 @@ def test_put_gated(
     rng = np.random.default_rng(seed)
     gate = written(session, numbers(rng, both[0], rows, width))
     weight = read_only(numbers(rng, 0, width))
-    elements, first, stride = written(session, numbers(rng, both[1], rows, width + column)).receive(
-        rows
-    )
+    columns = written(session, numbers(rng, both[1], rows, width + column))
+    elements, first, stride = columns.receive(rows, width + column)
 
     def compute() -> Arrays:
         out = Rows(session, rows, width)

@@ -121,7 +121,7 @@ def test_a_gate_is_multiplied_by_the_norm_of_its_columns(session: Session, width
     rows, column = 90, 24
     gate, c = round_f32(numbers(rows, width)), round_f32(numbers(rows, width + column, seed=1))
     weight, out = numbers(width, seed=2), written(session, numbers(rows, width, seed=3))
-    elements, first, stride = written(session, c).receive(rows)
+    elements, first, stride = written(session, c).receive(rows, width + column)
     columns = elements, first + column, stride
     put_gated(written(session, gate), columns, rows, weight, EPS, out)
     found, wanted = out.get(rows), gate * normed64(c[:, column:], weight)

@@ -116,7 +116,7 @@ def test_put_outside_the_rows_is_refused(
     session: Session, shape: tuple[int, int], row: int, col: int
 ) -> None:
     rows = Rows(session, 4, 8)
-    with pytest.raises(ValueError, match=r"put: .* leaves \[4, 8\]"):
+    with pytest.raises(ValueError, match=r"leaves rows \[4, 8\]"):
         rows.put(np.ones(shape, np.float32), row=row, col=col)
     assert not device_side(rows).any()
 
@@ -125,5 +125,5 @@ def test_put_outside_the_rows_is_refused(
     ("rows", "cols", "row"), [(5, 8, 0), (1, 9, 0), (1, 8, 4), (1, 8, -1), (-1, 8, 0), (1, -1, 0)]
 )
 def test_get_outside_the_rows_is_refused(session: Session, rows: int, cols: int, row: int) -> None:
-    with pytest.raises(ValueError, match=r"get: .* leave \[4, 8\]"):
+    with pytest.raises(ValueError, match=r"leaves rows \[4, 8\]"):
         Rows(session, 4, 8).get(rows, cols, row=row)
