@@ -14,7 +14,7 @@
 | NPU_EMBED_IDLE_RELEASE_MS | integer >= 0 | release the contexts when idle this long; 0: never |
 | NPU_EMBED_KERNELS | a folder | its xclbins and streams go before the bundle's of that name |
 | NPU_EMBED_API_KEY | text | what clients of `npu-embed serve` must send; default: nothing |
-| NPU_EMBED_COMPILED | auto, off | whether numba's kernels are used where it is installed |
+| NPU_EMBED_COMPILED | auto, off | whether compiled kernels are used where numba is installed |
 | NPU_EMBED_DEBUG | 0 to 4 | what is said on stderr of what the engine does; default 0 |
 | NPU_EMBED_TRACE | a file | where a trace of the process goes, for Perfetto; default: none |
 | NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
@@ -172,7 +172,7 @@ def api_key() -> str | None:
 
 
 def compiled() -> str:
-    """Whether numba's kernels are used where it is installed."""
+    """Whether compiled kernels are used where numba is installed."""
     return _choice("NPU_EMBED_COMPILED", "setting of compiled kernels", COMPILED, COMPILED[0])
 
 

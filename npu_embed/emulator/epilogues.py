@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from .. import jit
 from ..bf16 import RowBuffer, round_rows, rows_of, to_bf16
 from ..cores import Scratch
+from ..jit import erf
 
 F32 = NDArray[np.float32]
 
@@ -15,34 +16,10 @@ BLOCK_ELEMS = 1 << 15  # of float32: a block and its scratch stay in the cache
 
 NONE, GELU_ERF, GELU_TANH, GEGLU_TANH, TANH = range(5)
 
-# Odd rational approximation of erf on [-4, 4], float32 to a few units in the last place.
-# Source: Eigen's and XLA's erf for float32.
-_ERF_CLAMP = np.float32(4.0)
-_ERF_NUMERATOR = tuple(
-    np.float32(c)
-    for c in (
-        -2.72614225801306e-10,
-        2.77068142495902e-08,
-        -2.10102402082508e-06,
-        -5.69250639462346e-05,
-        -7.34990630326855e-04,
-        -2.95459980854025e-03,
-        -1.60960333262415e-02,
-    )
-)
-_ERF_DENOMINATOR = tuple(
-    np.float32(c)
-    for c in (
-        -1.45660718464996e-05,
-        -2.13374055278905e-04,
-        -1.68282697438203e-03,
-        -7.37332916720468e-03,
-        -1.42647390514189e-02,
-    )
-)
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
-_RSQRT2 = np.float32(np.sqrt(0.5))
+_RSQRT2 = np.float32(erf.RSQRT2)
+_CLAMP = np.float32(erf.CLAMP)
 _CUBIC = np.float32(0.044715)
 _EXPONENT = np.float32(-2.0 * np.sqrt(2.0 / np.pi))
 
@@ -75,9 +52,6 @@ def finish(
         tile = n_tile if epilogue == GEGLU_TANH else n
         gates = n // 2 if epilogue == GEGLU_TANH else n
         _gelu_tanh(acc, bias, tile, scratch.take("powers", (rows, gates)), out)
-    elif jit.kernels is not None:
-        kernel = jit.kernels.gelu_erf_rows if epilogue == GELU_ERF else jit.kernels.bias_rows
-        kernel(acc, bias, *out)
     else:
         elements, first, stride = out
         step = max(1, BLOCK_ELEMS // n)
@@ -89,23 +63,23 @@ def finish(
             to_bf16(block, out=rows_of(elements, first + start * stride, stride, block.shape))
 
 
-def _polynomial(coefficients: tuple[np.float32, ...], x: F32) -> F32:
+def _polynomial(coefficients: tuple[float, ...], x: F32) -> F32:
     """Horner's scheme, highest power first."""
     result = np.full_like(x, coefficients[0])
     for c in coefficients[1:]:
         np.multiply(result, x, out=result)
-        np.add(result, c, out=result)
+        np.add(result, np.float32(c), out=result)
     return result
 
 
 def _gelu_erf_block(x: F32) -> None:
-    """X = x/2 (1 + erf(x/sqrt 2)); compiled as jit.array.gelu_erf_rows."""
+    """X = x/2 (1 + erf(x/sqrt 2)); compiled in jit.product_ir."""
     z = np.multiply(x, _RSQRT2)
-    np.clip(z, -_ERF_CLAMP, _ERF_CLAMP, out=z)
+    np.clip(z, -_CLAMP, _CLAMP, out=z)
     square = np.multiply(z, z)
-    numerator = _polynomial(_ERF_NUMERATOR, square)
+    numerator = _polynomial(erf.NUMERATOR, square)
     np.multiply(numerator, z, out=numerator)
-    denominator = _polynomial(_ERF_DENOMINATOR, square)
+    denominator = _polynomial(erf.DENOMINATOR, square)
     np.divide(numerator, denominator, out=numerator)
     np.add(numerator, _ONE, out=numerator)
     np.multiply(x, _HALF, out=x)

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import cores
-from ..bf16 import F32, RowBuffer, to_f32, widen_rows
+from ..bf16 import BF16, F32, RowBuffer
 from ..cores import Block, Scratch, cut_product
-from . import epilogues
 from .dma import Piece
 from .flows import Arguments, View, collapse, gather, scatter, split_dims, spread, view
+from .weights import Weights, prepare
 
 OCTET = 8  # B is packed in blocks of 8 columns by 8 rows
 
@@ -127,8 +127,8 @@ class GemmCall:
         a: NDArray[np.uint16] = stacked.transpose(1, 0, 3, 2, 4).reshape(self._rows, self._k)
         return a
 
-    def _unpack(self, packed: NDArray[np.uint16], blocks: int) -> tuple[F32, F32]:
-        """A column's packed blocks as float32 [K, n] and its bias [n]; n = blocks * n_tile."""
+    def _unpack(self, packed: NDArray[np.uint16], blocks: int) -> tuple[BF16, F32]:
+        """A column's packed blocks as [K, n] and its bias [n]; n = blocks * n_tile."""
         n_tile, k_tile = self._tiles.n_tile, self._tiles.k_tile
         bias_elems = 2 * n_tile if self._bias else 0
         packed = np.ascontiguousarray(packed).reshape(blocks, bias_elems + n_tile * self._k)
@@ -137,10 +137,10 @@ class GemmCall:
             blocks, self._k_blocks, n_tile // OCTET, k_tile // OCTET, OCTET, OCTET
         )  # [block, k_block, column octet, k octet, column, k]
         matrix = octets.transpose(1, 3, 5, 0, 2, 4).reshape(self._k, blocks * n_tile)
-        return to_f32(matrix), bias
+        return matrix, bias
 
-    def _weights(self, args: Arguments) -> list[tuple[F32, F32]]:
-        """B and bias in float32, one for all chunks or one each; kept while B is unchanged."""
+    def _weights(self, args: Arguments) -> list[Weights]:
+        """B and bias, one for all chunks or one each; kept while B is unchanged."""
         first = args[self._b[0][0].arg]
         memory = first.memory
         version = memory.version  # before reading: a sync by another thread makes it stale
@@ -154,9 +154,10 @@ class GemmCall:
             packed = gather(flow, args).reshape(groups, -1)
             columns.append([self._unpack(chunk, blocks) for chunk in packed])
         weights = [
-            (
+            prepare(
                 np.concatenate([column[g][0] for column in columns], axis=1),
-                np.concatenate([column[g][1] for column in columns]),
+                np.concatenate([column[g][1] for column in columns]) if self._bias else None,
+                self._tiles.n_tile,
             )
             for g in range(groups)
         ]
@@ -172,9 +173,9 @@ class GemmCall:
         rows = self._rows // len(weights)
         cores.run(
             [
-                partial(self._multiply, a, b, bias, c, g * rows, block)
-                for g, (b, bias) in enumerate(weights)
-                for block in cut_product(rows, b.shape[1], self._k, self._tiles.n_tile)
+                partial(self._multiply, a, b, c, g * rows, block)
+                for g, b in enumerate(weights)
+                for block in cut_product(rows, b.columns, self._k, self._tiles.n_tile)
             ]
         )
         if self._c_view is not None:
@@ -189,8 +190,7 @@ class GemmCall:
     def _multiply(
         self,
         a: RowBuffer,
-        b: F32,
-        bias: F32,
+        b: Weights,
         c: RowBuffer,
         row: int,
         block: Block,
@@ -198,19 +198,13 @@ class GemmCall:
     ) -> None:
         """A block of C's rows from `row` on."""
         top, bottom, left, right = block
-        elements, first, stride = a
-        x = scratch.take("a", (bottom - top, self._k))
-        widen_rows(elements, first + (row + top) * stride, stride, x)
-        acc = scratch.take("acc", (bottom - top, right - left))
-        np.matmul(x, b[:, left:right], out=acc)
-        elements, first, stride = c
         column = left // self._tiles.n_tile * self._n_out
-        epilogues.finish(
-            acc,
-            bias[left:right] if self._bias else None,
+        b.compute(
+            _part(a, row + top),
+            bottom - top,
+            (left, right),
             self._epilogue,
-            self._tiles.n_tile,
-            (elements, first + (row + top) * stride + column, stride),
+            _part(c, row + top, column),
             scratch,
         )
 
@@ -230,3 +224,9 @@ class GemmCall:
             return self._c_view.rows(args)
         width = sum(self._columns_out)
         return np.empty(self._rows * width, dtype=np.uint16), 0, width
+
+
+def _part(rows: RowBuffer, row: int, column: int = 0) -> RowBuffer:
+    """A row buffer from a row and column on."""
+    elements, first, stride = rows
+    return elements, first + row * stride + column, stride

@@ -6,8 +6,9 @@ first use (its cache keeps the result), so a thread loads it after WARM_ROWS row
 their numpy versions until `kernels` is there, or for ever where numba is not installed.
 
 Both give the same bits: the compiled loops do the same float32 operations in the same order (no
-contraction, no reassociation; see `lanes`), and what numpy alone computes fast and in its own way
-(exp, matrix products) is left to it in both. So no vector depends on when loading ended.
+contraction, no reassociation; see `lanes`), and exp, which numpy computes fast and in its own way,
+is left to it in both. Matrix products with weights are compiled from the start, without numba
+(`product`). So no vector depends on when loading ended.
 """
 
 from __future__ import annotations

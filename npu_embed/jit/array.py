@@ -30,52 +30,8 @@ from .scalars import (
 )
 from .sums import sum_of
 
-_CLAMP = f32(4.0)
-_HALF = f32(0.5)
-_RSQRT2 = f32(np.sqrt(0.5))
 _CUBIC = f32(0.044715)
 _EXPONENT = f32(-2.0 * np.sqrt(2.0 / np.pi))
-
-
-@njit(**INLINE)
-def _gelu_erf(x: Any) -> Any:
-    z = min(max(x * _RSQRT2, -_CLAMP), _CLAMP)
-    s = z * z
-    n = f32(-2.72614225801306e-10)
-    n = n * s + f32(2.77068142495902e-08)
-    n = n * s + f32(-2.10102402082508e-06)
-    n = n * s + f32(-5.69250639462346e-05)
-    n = n * s + f32(-7.34990630326855e-04)
-    n = n * s + f32(-2.95459980854025e-03)
-    n = n * s + f32(-1.60960333262415e-02)
-    d = f32(-1.45660718464996e-05)
-    d = d * s + f32(-2.13374055278905e-04)
-    d = d * s + f32(-1.68282697438203e-03)
-    d = d * s + f32(-7.37332916720468e-03)
-    d = d * s + f32(-1.42647390514189e-02)
-    return (x * _HALF) * ((n * z) / d + f32(1.0))
-
-
-@kernel(MATRIX, VECTOR, *ROWS)
-def bias_rows(acc: Any, bias: Any, out: Any, first: Any, stride: Any) -> None:
-    """out[row] = acc[row] + bias, rounded."""
-    rows, width = acc.shape
-    for i in range(rows):
-        start = first + i * stride
-        source, target = acc[i], out[start : start + width]
-        for j in range(width):
-            target[j] = rounded(source[j] + bias[j])
-
-
-@kernel(MATRIX, VECTOR, *ROWS)
-def gelu_erf_rows(acc: Any, bias: Any, out: Any, first: Any, stride: Any) -> None:
-    """out[row] = gelu(acc[row] + bias), rounded; the erf form."""
-    rows, width = acc.shape
-    for i in range(rows):
-        start = first + i * stride
-        source, target = acc[i], out[start : start + width]
-        for j in range(width):
-            target[j] = rounded(_gelu_erf(source[j] + bias[j]))
 
 
 @kernel(MATRIX, VECTOR, INDEX, MATRIX)

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from . import scalars
 from .array import (
-    bias_rows,
-    gelu_erf_rows,
     gelu_exponents,
     gelu_tanh_rows,
     round_heads,
@@ -28,10 +26,8 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "add_rows",
-    "bias_rows",
     "compile_all",
     "gate_rows",
-    "gelu_erf_rows",
     "gelu_exponents",
     "gelu_tanh_rows",
     "layer_norm",

@@ -1,0 +1,74 @@
+"""B and bias of a GEMM, unpacked once into what this machine multiplies with fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..bf16 import BF16, F32, RowBuffer, to_f32, widen_rows
+from ..cores import Scratch
+from ..jit import product, registers
+from ..jit.product import Product
+from . import epilogues
+
+# What the compiled GEMM can finish, by epilogue and whether there is a bias; the other epilogues'
+# exp and tanh are numpy's.
+_COMPILED = {
+    (epilogues.NONE, False): registers.NONE,
+    (epilogues.NONE, True): registers.BIAS,
+    (epilogues.GELU_ERF, True): registers.GELU,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """B [K, N] for one of the ways to multiply, and its bias [N] where it has one.
+
+    way: products compiled for this machine, with B in their panels; or BLAS, with B in float32.
+    tile: the columns that products are cut at multiples of.
+    """
+
+    way: tuple[Product, BF16] | F32
+    k: int
+    columns: int
+    tile: int
+    bias: F32 | None
+
+    def compute(
+        self,
+        a: RowBuffer,
+        rows: int,
+        between: tuple[int, int],
+        epilogue: int,
+        out: RowBuffer,
+        scratch: Scratch,
+    ) -> None:
+        """Write epilogue(A B + bias) of rows of A, and of columns between two tiles, to out."""
+        left, right = between
+        bias = None if self.bias is None else self.bias[left:right]
+        wide = scratch.take("a", (rows, self.k))
+        if isinstance(self.way, tuple):
+            compiled, panels = self.way
+            width = compiled.columns
+            panels = panels[left // width : right // width]
+            finish = _COMPILED.get((epilogue, bias is not None))
+            if finish is not None:
+                work = wide, scratch.take("acc", (rows, width))
+                compiled.gemm(a, panels, bias, finish, out, work)
+                return
+            acc = scratch.take("acc", (rows, right - left))
+            compiled.multiply(widen_rows(*a, wide), panels, acc)
+        else:
+            acc = scratch.take("acc", (rows, right - left))
+            np.matmul(widen_rows(*a, wide), self.way[:, left:right], out=acc)
+        epilogues.finish(acc, bias, epilogue, self.tile, out, scratch)
+
+
+def prepare(b: BF16, bias: F32 | None, tile: int) -> Weights:
+    """Weights of B [K, N], for products that are cut at multiples of tile columns."""
+    compiled = product.load()
+    fits = compiled is not None and tile % compiled.columns == 0
+    way = (compiled, compiled.pack(b)) if compiled is not None and fits else to_f32(b)
+    k, columns = b.shape
+    return Weights(way, k, columns, tile, bias)
