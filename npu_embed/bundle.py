@@ -81,10 +81,7 @@ class Bundle:
         """
         path = Path(path)
         if not os.path.isdir(path):  # Path.is_dir raises where the name is too long
-            raise BundleError(
-                f"{path}: no such folder, wanted a bundle; make one with `npu-embed export "
-                "CHECKPOINT OUT`, or the default one with `npu-embed get minilm`."
-            )
+            raise no_such_bundle(path)
         manifest = Manifest.read(path)
         specs = parse_specs(manifest)
         if check_hashes:
@@ -132,7 +129,7 @@ class Bundle:
                 )
         for gemm in self.specs.all_gemms:
             for stream in gemm.streams:
-                self._stream_bytes(stream.insts, stream.line)
+                self._stream_file(stream.insts, stream.line)
             of_images = self.published and gemm.key.startswith(published.VISION)
             if gemm.max_rows < self.max_rows and not of_images:
                 raise BundleError(
@@ -140,16 +137,18 @@ class Bundle:
                     f"wanted max_rows {self.max_rows}; re-export the bundle."
                 )
         for mha in self.specs.all_mhas:
-            check_words(mha, self._stream_bytes(mha.insts, mha.line) // 4)
+            check_words(mha, self._stream_file(mha.insts, mha.line)[1] // 4)
 
-    def _stream_bytes(self, file: str, line: int) -> int:
-        size = self._kernel_file(file, line).stat().st_size
+    def _stream_file(self, file: str, line: int) -> tuple[Path, int]:
+        """A stream's file and how many bytes it has."""
+        path = self._kernel_file(file, line)
+        size = path.stat().st_size
         if size == 0 or size % 4 or size > MAX_STREAM_BYTES:
             raise BundleError(
                 f"manifest.txt:{line}: {file} has {size} bytes, wanted 32-bit words, at most "
                 f"{MAX_STREAM_BYTES} bytes; re-export the bundle."
             )
-        return size
+        return path, size
 
     def open_tokenizer(self, *, plain_specials: bool = False) -> Tokenizer:
         """The bundle's tokenizer, limited to max_tokens; see Tokenizer.from_file.
@@ -164,11 +163,9 @@ class Bundle:
                 "that embeds texts; export or download it with its text tables."
             )
         if self.published:
-            whole, cutting = read_tokenizer(self.manifest, self.tensors)
             return Tokenizer.limited(
                 self.tensors.file,
-                whole,
-                cutting,
+                read_tokenizer(self.manifest, self.tensors),
                 self.max_tokens,
                 plain_specials=plain_specials,
             )
@@ -221,8 +218,7 @@ class Bundle:
         Raises:
             BundleError: unreadable, malformed, or for another kernel.
         """
-        path = self._kernel_file(file, spec.line)
-        self._stream_bytes(file, spec.line)
+        path, _ = self._stream_file(file, spec.line)
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -290,6 +286,14 @@ class Bundle:
     def close(self) -> None:
         """Unmap the tensors; views of them must not be used afterwards."""
         self.tensors.close()
+
+
+def no_such_bundle(path: Path) -> BundleError:
+    """The error where no folder is of that name, the same whatever wanted one."""
+    return BundleError(
+        f"{path}: no such folder, wanted a bundle; make one with `npu-embed export CHECKPOINT "
+        "OUT`, or the default one with `npu-embed get minilm`."
+    )
 
 
 def _files(path: Path, manifest: Manifest, specs: Specs) -> list[str]:

@@ -142,8 +142,9 @@ class Served:
 
     def worker_pid(self) -> int:
         """The process that has the device."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        pids = [int(pid) for pid in children.read_text().split()]
+        # A child of the thread that started it, which is another one for its successors.
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [int(pid) for children in threads for pid in children.read_text().split()]
         (found,) = [
             pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]

@@ -133,6 +133,7 @@ def metadata(path: Path) -> dict[str, str]:
 # --- what comes out -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("source", INPUTS)
 def test_every_format_becomes_every_other(
@@ -174,6 +175,7 @@ def test_no_rows_are_an_output_too(batch: Batch, output: str) -> None:
     assert metadata(out)["rows"] == "0"
 
 
+@pytest.mark.slow
 def test_several_inputs_are_read_one_after_another(batch: Batch, engine: Embedder) -> None:
     for name, some in (("b.txt", TEXTS[4:5]), ("a.txt", TEXTS[3:4])):
         write_input(Path(name), some)
@@ -205,6 +207,7 @@ def test_another_column_is_embedded(batch: Batch, engine: Embedder) -> None:
     np.testing.assert_array_equal(np.load("out.npy"), engine.embed(["cats"]))
 
 
+@pytest.mark.slow
 def test_the_metadata_says_what_it_is(batch: Batch, tiny_bundle: Path) -> None:
     write_input(Path("in.txt"), TEXTS[3:5])
     for output in OUTPUTS:
@@ -228,6 +231,7 @@ def test_the_summary_is_a_json_line(batch: Batch) -> None:
 # --- fewer bytes --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("dtype", ["float16", "int8", "binary"])
 def test_a_dtype_is_the_quantized_vector(
@@ -259,6 +263,7 @@ def test_ranges_come_from_texts_or_from_the_bundle(batch: Batch, tiny_copy: Path
     assert batch("in.jsonl", "-o", "a.npy", *shape, "--calibrate", "sample.csv").code == 0
     stored = run("calibrate", tiny_copy, "sample.csv", "--device", "emulated")
     assert (stored.code, stored.out) == (0, f"{tiny_copy / RANGES_FILE}\n")
+    assert stored.err.startswith("warning: calibration with sample.csv: 7 texts, wanted 200 at le")
     assert batch("in.jsonl", "-o", "b.npy", *shape, bundle=tiny_copy).code == 0
     np.testing.assert_array_equal(np.load("a.npy"), np.load("b.npy"))
     hashes = [metadata(Path(name))["bundle_sha256"] for name in ("a.npy", "b.npy")]
@@ -278,7 +283,10 @@ def test_ranges_come_from_texts_or_from_the_bundle(batch: Batch, tiny_copy: Path
         (("--calibrate", "wide.npy"), "dtype float32 has no ranges"),
         (("--dim", 0), "dim=0"),
         (("--prompt", "query"), "unknown prompt"),
-        (("--column", "body"), "in.jsonl:1: no 'body', it has id, text, n"),
+        (
+            ("--column", "body"),
+            "in.jsonl:1: no column 'body', it has id, text, n; pass --column NAME, correct it, or",
+        ),
         (("--id-column", "id"), "npy holds no ids"),
     ],
 )
@@ -353,7 +361,7 @@ def test_bad_rows_are_skipped_and_listed(batch: Batch, engine: Embedder, output:
         "float",
         "int",
         "U+D800 at character 2",
-        "no 'text'",
+        "no column 'text'",
         "broken JSON",
         "602 tokens",
     ]
@@ -362,6 +370,20 @@ def test_bad_rows_are_skipped_and_listed(batch: Batch, engine: Embedder, output:
     wanted = np.stack([engine.embed("good"), engine.embed("good too")])
     np.testing.assert_array_equal(found, wanted)
     assert metadata(out)["skipped"] == "7"
+
+
+def test_a_column_that_no_row_has_is_an_error_even_where_bad_rows_are_skipped(
+    batch: Batch,
+) -> None:
+    write_input(Path("in.jsonl"))
+    done = batch("in.jsonl", "-o", "out.npy", "--column", "body", "--on-error", "skip")
+    assert done.code == 1
+    words = "in.jsonl:1: no column 'body', it has id, text, n, nor has any row; pass --column NAME."
+    assert done.err == f"error: {words}\n"
+    assert not list(Path().glob("out.*"))
+    with Path("in.jsonl").open("a") as file:
+        file.write('{"body": "a"}\n')
+    assert batch("in.jsonl", "-o", "out.npy", "--column", "body", "--on-error", "skip").code == 0
 
 
 def test_skipped_rows_leave_gaps_in_the_rows_of_safetensors(batch: Batch) -> None:
@@ -503,6 +525,7 @@ def test_restart_begins_anew(batch: Batch, broken_off: Lost) -> None:
     assert read_vectors(Path("out.parquet")).shape == (7, 32)
 
 
+@pytest.mark.slow
 def test_a_complete_output_is_not_computed_again(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +541,7 @@ def test_a_complete_output_is_not_computed_again(
     assert not list(Path().glob("*.partial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_an_output_of_another_job_is_refused_and_restart_replaces_it(
     batch: Batch, output: str
@@ -652,6 +676,7 @@ def test_an_input_that_would_be_replaced_with_the_output_is_refused(
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["meta.json", "skipped.jsonl"])
 @pytest.mark.parametrize("content", ["", "mine", "{}", "[1]"])
 def test_a_file_beside_the_output_that_is_none_of_ours_stays(
@@ -680,17 +705,68 @@ def test_a_name_too_long_for_what_goes_beside_it_is_refused_at_once(batch: Batch
     assert sorted(p.name for p in Path().iterdir()) == ["in.txt"]
 
 
-def test_a_work_folder_that_is_a_link_stays(batch: Batch) -> None:
+def test_a_work_folder_that_is_a_link_is_refused(batch: Batch) -> None:
     write_input(Path("in.txt"), ["cats"])
     Path("elsewhere").mkdir()
-    Path("out.npy.partial").symlink_to("elsewhere")
-    assert batch("in.txt", "-o", "out.npy").code == 0
+    for planted in ("elsewhere", "nowhere"):
+        Path("out.npy.partial").symlink_to(planted)
+        done = batch("in.txt", "-o", "out.npy")
+        assert done.code == 1
+        assert "out.npy.partial: a link, wanted none" in done.err
+        Path("out.npy.partial").unlink()
     assert list(Path("elsewhere").iterdir()) == []
+    assert not Path("nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["shard.tmp", "job.json.tmp", "output", "output.meta.json", "lock", "spool-0.tmp"]
+)
+def test_a_link_planted_in_a_work_folder_is_refused_and_not_followed(
+    batch: Batch, name: str
+) -> None:
+    Path("victim").write_text("a thesis")
+    Path("out.npy.partial").mkdir()
+    Path("out.npy.partial", name).symlink_to(Path("victim").absolute())
+    done = batch("-", "-o", "out.npy", stdin=b"cats\n")
+    assert (done.code, Path("victim").read_text()) == (1, "a thesis")
+    assert f"out.npy.partial/{name}: a link, wanted none" in done.err
+    assert [p.name for p in Path("out.npy.partial").iterdir()] == [name]
+    Path("out.npy.partial", name).unlink()
+    assert batch("-", "-o", "out.npy", stdin=b"cats\n").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["npy", "jsonl"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda old: old[:-1], "bytes, "),
+        (lambda old: old[:-2] + b"x" + old[-1:], "with other bytes than when it was finished"),
+    ],
+    ids=["cut", "changed"],
+)
+def test_an_output_that_was_changed_is_not_complete(
+    batch: Batch, output: str, change: Callable[[bytes], bytes], words: str
+) -> None:
+    write_input(Path("in.jsonl"))
+    out = Path(f"out.{output}")
+    assert batch("in.jsonl", "-o", out).code == 0
+    whole = out.read_bytes()
+    out.write_bytes(change(whole))
+    done = batch("in.jsonl", "-o", out)
+    assert done.code == 1
+    assert f"{out}: exists, with " in done.err
+    assert words in done.err
+    assert "pass --restart to replace it" in done.err
+    assert out.read_bytes() == change(whole)
+    assert batch("in.jsonl", "-o", out, "--restart").code == 0
+    assert out.read_bytes() == whole
 
 
 # --- rows of every kind -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_jsonl_with_a_thousand_keys_is_kept_as_jsonl(batch: Batch) -> None:
     rows = [{"text": "cats", f"k{i}": i} for i in range(MAX_COLUMNS + 1)]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -725,7 +801,6 @@ def test_views_as_polars_writes_them_are_strings(batch: Batch, output: str) -> N
             "in.arrow: column 'c' holds run_end_encoded",
         ),
         (pa.array([{}], pa.struct([])), "parquet", "column 'c': holds struct<>, which parquet"),
-        (pa.array([2**62], pa.timestamp("s")), "parquet", "which parquet cannot hold"),
     ],
 )
 def test_columns_that_an_output_cannot_hold_are_named(
@@ -740,6 +815,34 @@ def test_columns_that_an_output_cannot_hold_are_named(
     assert batch("in.arrow", "-o", "out.npy").code == 0
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_value_that_parquet_cannot_hold_is_named_before_anything_is_computed(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, nested: bool
+) -> None:
+    kind = pa.list_(pa.timestamp("s")) if nested else pa.timestamp("s")
+    values: list[Anything] = [[n] if nested else n for n in (0, 1, 2, 2**62, 2**62)]
+    texts = [None, *"bcde"]
+    table = pa.table({"text": pa.array(texts, pa.string()), "when": pa.array(values, kind)})
+    with ipc.new_file("in.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    device = Lost(monkeypatch, at=1)
+    done = batch("in.arrow", "-o", "out.parquet", "--on-error", "skip")
+    assert done.code == 1
+    assert "in.arrow[3]: column 'when' holds what parquet cannot (" in done.err
+    assert "write .arrow or .jsonl" in done.err
+    assert device.calls == []
+    assert not list(Path().glob("out.*"))
+
+
+def test_a_value_that_parquet_cannot_hold_may_stand_in_a_row_that_is_skipped(batch: Batch) -> None:
+    when = pa.array([2**62, 1], pa.timestamp("s"))
+    table = pa.table({"text": pa.array([None, "b"], pa.string()), "when": when})
+    with ipc.new_file("in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert batch("in.arrow", "-o", "out.parquet", "--on-error", "skip").code == 0
+    assert len(read_columns(Path("out.parquet"))["when"]) == 1
+
+
 @pytest.mark.parametrize(
     "header", ["{" * 117, "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 64)}"]
 )
@@ -751,6 +854,16 @@ def test_an_npy_with_a_broken_header_is_named(batch: Batch, header: str) -> None
     assert "wanted an npy file of vectors" in done.err
 
 
+@pytest.mark.parametrize(("rows", "warned"), [(199, True), (200, False)])
+def test_ranges_of_few_vectors_are_warned_of(batch: Batch, rows: int, warned: bool) -> None:
+    write_input(Path("in.txt"), ["cats"])
+    vectors = np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)
+    np.save("c.npy", vectors)
+    done = batch("in.txt", "-o", "out.npy", "--dtype", "int8", "--calibrate", "c.npy")
+    assert done.code == 0
+    assert (f"c.npy: {rows} vectors, wanted 200 at least" in done.err) == warned
+
+
 def test_calibrating_from_stdin_is_refused(tiny_copy: Path) -> None:
     assert "-: stdin, wanted files of texts" in run("calibrate", tiny_copy, "-").err
 
@@ -758,6 +871,7 @@ def test_calibrating_from_stdin_is_refused(tiny_copy: Path) -> None:
 # --- stdin --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stdin_is_lines_of_text_unless_said_otherwise(batch: Batch, engine: Embedder) -> None:
     assert batch("-", "-o", "a.npy", stdin=b"cats\n\n").code == 0
     np.testing.assert_array_equal(np.load("a.npy"), engine.embed(["cats", ""]))

@@ -29,7 +29,7 @@ from servers import ROOT, START_S, Served, serving
 
 from npu_embed import Embedder
 
-pytestmark = pytest.mark.slow  # processes are started
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # processes and signals
 
 NAME = "tiny-bert"
 SECRET = "my private words"
@@ -220,6 +220,31 @@ def test_a_worker_that_is_killed_is_started_again(tiny_bundle: Path, tmp_path: P
         assert one.health()["status"] == "ok"
         assert one.health()["device"]["worker_restarts"] == 1
         assert "error: the worker process ended by signal 9" in one.log.read_text()
+
+
+def test_a_worker_that_stands_still_is_replaced(tiny_bundle: Path, tmp_path: Path) -> None:
+    with serving(tiny_bundle, tmp_path / "log", "--order-s", "10") as one:
+        frozen = one.worker_pid()
+        os.kill(frozen, signal.SIGSTOP)
+        lost = post(one.url, TEXTS)  # returns, although nothing ever wakes the worker
+        assert (lost.status_code, lost.json()["error"]["code"]) == (503, "worker_stuck")
+        assert "no answer for 10 s" in lost.text
+        assert "retry-after" in lost.headers
+        assert post(one.url, "a").status_code == 200  # it waits for the new one
+        assert one.worker_pid() != frozen
+        assert not alive(frozen)
+        assert one.health()["device"]["worker_restarts"] == 1
+
+
+def test_a_device_that_is_gone_is_opened_by_a_new_worker(tiny_bundle: Path, tmp_path: Path) -> None:
+    # The handle of the process that saw it go stays dead.
+    plan = {"NPU_EMBED_EMU_FAULTS": "gone@35"}
+    with serving(tiny_bundle, tmp_path / "log", **plan) as one:
+        first = one.worker_pid()
+        assert [post(one.url, "a").status_code for _ in range(3)] == [200, 503, 200]
+        assert one.worker_pid() != first
+        health = one.health()
+        assert (health["status"], health["device"]["worker_restarts"]) == ("ok", 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

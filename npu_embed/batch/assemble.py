@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ..quantization import Int8Ranges, numpy_dtype, width
-from .folder import WorkFolder, sync_folder, writing
+from .folder import WorkFolder, new_file, sync_folder, writing
 from .formats import JSONL, NPY, PARQUET, SAFETENSORS
 from .shards import Store, Totals
-from .stored import beside, sidecar, skipped_list
+from .stored import Written, beside, sidecar, skipped_list
 from .writers import Layout, write_jsonl, write_npy, write_safetensors
 
 if TYPE_CHECKING:
@@ -56,8 +56,13 @@ def assemble(work: WorkFolder, store: Store, facts: Facts, totals: Totals) -> No
         ids=facts.ids,
     )
     path = work.path / _OUTPUT
-    with writing(path), path.open("wb") as file:
-        _writer(facts.format_name)(file, store, layout)
+    with writing(path), new_file(path) as file:
+        if facts.format_name in (NPY, JSONL):  # what cannot tell by itself whether it is whole
+            written = Written(file)
+            _writer(facts.format_name)(cast("BinaryIO", written), store, layout)
+            metadata |= written.facts()
+        else:
+            _writer(facts.format_name)(file, store, layout)
         file.flush()
         os.fsync(file.fileno())
     _write_beside(work, store, facts, metadata, totals)
@@ -95,15 +100,16 @@ def _write_beside(
     if facts.format_name in (NPY, JSONL):
         path = work.path / _SIDECAR
         with writing(path):
-            path.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+            with new_file(path) as file:
+                file.write((json.dumps(metadata, indent=1) + "\n").encode("utf-8"))
     if totals.skipped:
         path = work.path / _SKIPPED
-        with writing(path), path.open("w", encoding="utf-8") as file:
+        with writing(path), new_file(path) as file:
             for skipped in store.all_skipped(totals.count):
                 fields = {"row": skipped.row, "where": skipped.where, "reason": skipped.reason}
                 if skipped.id is not None:
                     fields["id"] = skipped.id
-                file.write(json.dumps(fields) + "\n")
+                file.write((json.dumps(fields) + "\n").encode("utf-8"))
 
 
 def finish(work: WorkFolder, output: Path, output_format: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from ..embedder import Embedder
 
 CALIBRATION_ROWS = 10_000
+# Of other texts' numbers 2 in N + 1 lie beyond the ranges of N texts: with these, 1 in 100.
+MIN_CALIBRATION_ROWS = 200
+
+log = logging.getLogger("npu_embed")
 
 
 def is_vectors(path: Path) -> bool:
@@ -78,7 +83,20 @@ def int8_ranges(
             f"--calibrate {file}: vectors of shape {list(vectors.shape)}, wanted [rows, {dim}]; "
             "make them with the same --dim."
         )
+    _warn_of_few(len(vectors), f"--calibrate {file}", "vectors")
     return Int8Ranges.of(vectors)
+
+
+def _warn_of_few(rows: int, where: str, what: str) -> None:
+    if rows < MIN_CALIBRATION_ROWS:
+        log.warning(
+            "%s: %d %s, wanted %d at least: many numbers of other texts will lie beyond ranges of "
+            "so few, and be set to the range's end; give more, like those to be embedded",
+            where,
+            rows,
+            what,
+            MIN_CALIBRATION_ROWS,
+        )
 
 
 def _read_vectors(file: Path) -> np.ndarray[Any, Any]:
@@ -102,8 +120,9 @@ def ranges_of_texts(
     texts: list[str] = []
     for row in islice(all_rows(sources, names), CALIBRATION_ROWS):
         if row.problem:
-            raise bad_row_error(row.where, row.problem)
+            raise bad_row_error(row.where, row.problem, row.advice)
         texts.append(row.text)
+    _warn_of_few(len(texts), f"calibration with {', '.join(files)[:200]}", "texts")
     return Int8Ranges.of(embedder.embed(texts, how.prompt, how.dim, how.truncate, progress=True))
 
 

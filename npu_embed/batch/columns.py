@@ -111,6 +111,32 @@ def check_parquet(schema: pa.Schema) -> None:
             ) from error
 
 
+def parquet_problems(batch: pa.RecordBatch) -> dict[int, str]:
+    """What a parquet file cannot hold of a record batch's values, in words, by the row's index.
+
+    Only times in seconds can be too far off: parquet's widest unit of time is the millisecond.
+    """
+    found: dict[int, str] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if "timestamp[s" not in str(column.type) or not _parquet_error(name, column):
+            continue
+        for index in range(len(column)):
+            if error := _parquet_error(name, column.slice(index, 1)):
+                found.setdefault(index, f"column {name!r} holds what parquet cannot ({error})")
+    return found
+
+
+def _parquet_error(name: str, column: pa.Array) -> str:
+    pa = import_pyarrow("columns")
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(pa.table({name: column}), pa.BufferOutputStream())
+    except pa.ArrowInvalid as error:
+        return str(error)
+    return ""
+
+
 def merged_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     """The columns of all inputs, by name; each may be null, and none is dictionary-coded.
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 
@@ -34,6 +35,17 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def new_file(path: Path) -> BinaryIO:
+    """A file that is made now, in the place of one that may be left; no link is ever followed.
+
+    Others may write to the folder: a name that one of them puts a link behind, even between the
+    two steps here, is an error.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder outlive the machine's power."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -51,7 +63,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f"{path.name}.tmp")
     with writing(path):
-        with temporary.open("wb") as file:
+        with new_file(temporary) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -71,7 +83,7 @@ class WorkFolder:
         """The work folder of an output, made if need be.
 
         Raises:
-            InputError: another process works in it.
+            InputError: another process works in it; it is a link, or has one in it.
             OutputError: it cannot be made.
         """
         path = output.with_name(f"{output.name}{SUFFIX}")
@@ -79,6 +91,12 @@ class WorkFolder:
             raise OutputError(f"{output.parent}: no such folder, wanted one; make it first.")
         lock = _lock(output, path)
         work = cls(path)
+        try:
+            _check_no_links(path)
+        except BaseException:  # and nothing is touched
+            (path / _LOCK).unlink(missing_ok=True)
+            lock.release()
+            raise
         try:
             yield work
         finally:
@@ -123,6 +141,25 @@ class WorkFolder:
                 left.unlink()
 
 
+def _check_no_links(folder: Path) -> None:
+    """Check that nothing in a work folder leads elsewhere: no job puts a link there.
+
+    Raises:
+        InputError: something does.
+    """
+    with writing(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise _link_error(folder / entry.name)
+
+
+def _link_error(path: Path) -> InputError:
+    return InputError(
+        f"{path}: a link, wanted none, since what is written behind it may be anybody's; remove "
+        "it, or name another output."
+    )
+
+
 def _lock(output: Path, folder: Path) -> filelock.BaseFileLock:
     """The lock of a work folder, taken, both made if need be."""
     file = folder / _LOCK
@@ -130,8 +167,14 @@ def _lock(output: Path, folder: Path) -> filelock.BaseFileLock:
         lock = filelock.FileLock(file)
         with writing(folder):
             try:
+                if folder.is_symlink():
+                    raise _link_error(folder)
                 folder.mkdir(exist_ok=True)
-                file.touch()
+                if file.is_symlink():
+                    raise _link_error(file)
+                os.close(
+                    os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                )
                 before = file.stat().st_ino
                 lock.acquire(timeout=0)
                 if file.stat().st_ino == before:

@@ -91,7 +91,8 @@ def _json_row(where: str, line: str, names: Names) -> Row:
         return bad_row(where, f"a JSON {kind}, wanted an object with {names.text!r}")
     if names.text not in columns:
         has = ", ".join(columns) or "nothing"
-        return bad_row(where, f"no {names.text!r}, it has {has[:200]}; wanted it (--column NAME)")
+        problem = f"no column {names.text!r}, it has {has[:200]}"
+        return bad_row(where, problem, "pass --column NAME")
     row = make_row(where, columns, columns[names.text], names, len(line))
     # Only an escape can bring a lone surrogate into decoded UTF-8.
     if not row.problem and "\\ud" in line.lower():

@@ -32,7 +32,8 @@ Columns: TypeAlias = Mapping[str, object] | InBatch
 class Row:
     """A row; where is its file and line. problem says why it cannot be embedded, "" if it can.
 
-    A row that has a problem may have no columns. size: about how many bytes all of it holds.
+    A row that has a problem may have no columns. advice: what to do about it, where that is not
+    only to correct it. size: about how many bytes all of it holds.
     """
 
     where: str
@@ -40,6 +41,7 @@ class Row:
     columns: Columns
     problem: str = ""
     size: int = 0
+    advice: str = ""
 
     def value(self, column: str) -> object:
         """What stands in one of its columns, None where nothing does."""
@@ -86,9 +88,9 @@ def make_row(where: str, columns: Columns, text: object, names: Names, size: int
     return row
 
 
-def bad_row(where: str, problem: str) -> Row:
+def bad_row(where: str, problem: str, advice: str = "") -> Row:
     """A row that could not be read."""
-    return Row(where, "", {}, problem)
+    return Row(where, "", {}, problem, advice=advice)
 
 
 def _text_problem(text: object, column: str) -> str:

@@ -26,7 +26,7 @@ from .scan import Scan, bad_row_error, scan
 from .shards import Shard, Store, Totals, cut_shards
 from .sources import STDIN, Source, all_rows, expand, make_source
 from .spool import spooled_sources
-from .stored import beside, is_ours, read_metadata
+from .stored import beside, changed_since, is_ours, read_metadata
 
 if TYPE_CHECKING:
     from ..embedder import Embedder
@@ -130,6 +130,8 @@ def _done_before(job: Job, wanted: dict[str, str]) -> Summary | None:
     stored = read_metadata(job.output, job.format_name)
     if differences(stored, wanted) or (job.on_error == STOP and stored["skipped"] != "0"):
         return None
+    if changed_since(job.output, stored):
+        return None
     log.info("%s: complete already", job.output)
     rows, skipped, tokens, truncated = (
         int(stored[key]) for key in ("rows", "skipped", "tokens", "truncated")
@@ -147,6 +149,8 @@ def _check_may_write(job: Job, work: WorkFolder, wanted: dict[str, str]) -> None
         different = ""
         if stored and (what := differences(stored, wanted)):
             different = f", with another {what}"
+        elif stored and (how := changed_since(job.output, stored)):
+            different = f", with {how}"
         elif stored:
             different = f", with {stored['skipped']} rows skipped (wanted none)"
         raise InputError(

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .columns import EMBEDDING, Kinds, check_kept, check_parquet, merged_schema
+from .columns import (
+    EMBEDDING,
+    Kinds,
+    check_kept,
+    check_parquet,
+    merged_schema,
+    parquet_problems,
+)
 from .formats import PARQUET, TABLES, WITH_COLUMNS
 from .row import InBatch, Names, Row
 from .sources import Source, all_rows, content_hash
@@ -61,13 +68,18 @@ def scan(
     digest = content_hash(sources)
     kinds = Kinds()
     keeps = output_format in WITH_COLUMNS
+    held = _Held()
     count = 0
+    lacking = _Lacking()
     for row in all_rows(sources, names):
         count += 1
         if row.problem:
             if stop:
-                raise bad_row_error(row.where, row.problem)
+                raise bad_row_error(row.where, row.problem, row.advice)
+            lacking.add(row)
             continue
+        if output_format == PARQUET and isinstance(row.columns, InBatch):
+            held.check(row.where, row.columns)
         if id_integers:
             _check_integer(row, names)
         if keeps and not isinstance(row.columns, InBatch):
@@ -75,15 +87,60 @@ def scan(
                 raise _name_taken(row.where)
             if output_format in TABLES:
                 kinds.add(row.columns, row.where)
+    lacking.check(count)
     schema = _schema(sources, kinds, names, output_format) if keeps else None
     found = Scan(count, digest, schema, states)
     found.check_unchanged(sources)
     return found
 
 
-def bad_row_error(where: str, problem: str) -> InputError:
-    """The error of a row that cannot be embedded."""
-    return InputError(f"{where}: {problem}; correct it, or pass --on-error skip.")
+class _Lacking:
+    """The rows that have not even the column of texts: all of them is another mistake than some."""
+
+    def __init__(self) -> None:
+        self._first: Row | None = None
+        self._rows = 0
+
+    def add(self, row: Row) -> None:
+        """Count a row that cannot be embedded."""
+        if row.advice:
+            self._first = self._first or row
+            self._rows += 1
+
+    def check(self, rows: int) -> None:
+        """Check that one of so many rows has the column.
+
+        Raises:
+            InputError: none has.
+        """
+        first = self._first
+        if first is not None and self._rows == rows:
+            raise InputError(f"{first.where}: {first.problem}, nor has any row; {first.advice}.")
+
+
+class _Held:
+    """Whether parquet can hold the values of rows, which come a record batch at a time."""
+
+    def __init__(self) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._problems: dict[int, str] = {}
+
+    def check(self, where: str, columns: InBatch) -> None:
+        """Check a row that has a vector.
+
+        Raises:
+            InputError: a value of it cannot be held.
+        """
+        if columns.batch is not self._batch:
+            self._batch, self._problems = columns.batch, parquet_problems(columns.batch)
+        if problem := self._problems.get(columns.index):
+            raise InputError(f"{where}: {problem}; correct it, or write .arrow or .jsonl.")
+
+
+def bad_row_error(where: str, problem: str, advice: str = "") -> InputError:
+    """The error of a row that cannot be embedded; advice: what helps more often than the rest."""
+    first = f"{advice}, " if advice else ""
+    return InputError(f"{where}: {problem}; {first}correct it, or pass --on-error skip.")
 
 
 def _check_integer(row: Row, names: Names) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .folder import sync_folder, writing
+from .folder import new_file, sync_folder, writing
 from .row import Row
 
 log = logging.getLogger("npu_embed")
@@ -162,7 +162,7 @@ class Store:
         data = save(tensors, {_RECORD: text, _DIGEST: _digest(text, tensors)})
         temporary = self._folder / "shard.tmp"
         with writing(self.path(index)):
-            with temporary.open("wb") as file:
+            with new_file(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

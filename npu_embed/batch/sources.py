@@ -77,7 +77,8 @@ def expand(inputs: Iterable[str], output: Path) -> list[str]:
     """The paths that inputs stand for: globs as the sorted names they match.
 
     Raises:
-        InputError: no such file, a folder, a glob without a match, stdin twice, the output.
+        InputError: no such file, a folder, a device, a glob without a match, stdin twice, the
+            output.
     """
     paths: list[str] = []
     for name in inputs:
@@ -104,6 +105,13 @@ def _check_input(path: str, output: Path) -> None:
         raise InputError(f"{path}: a folder, wanted files; pass '{path.rstrip('/')}/*'.")
     if not os.path.exists(path):
         raise InputError(f"{path}: a link to nothing, wanted a file.")
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # /dev/zero has no end
+        what = "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise InputError(
+            f"{path}: {what}, wanted a regular file or a pipe; copy what is wanted of it to "
+            "a file, or pass - and pipe it in."
+        )
     if output.exists() and os.path.samefile(path, output):
         raise InputError(f"{path}: is the output too, wanted another file; name the inputs apart.")
 

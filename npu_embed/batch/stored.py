@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
+from ..manifest import sha256_file
 from .formats import JSONL, NPY, SAFETENSORS
 
 MAX_SIDECAR_CHARACTERS = 16 << 20
+_BYTES, _SHA256 = "output_bytes", "output_sha256"
+
+
+class Written:
+    """A file that is written from its beginning to its end, and what tells it from any other."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        """Write bytes behind those before; how many."""
+        self._digest.update(data)
+        self._size_bytes += len(data)
+        return self._file.write(data)
+
+    def facts(self) -> dict[str, str]:
+        """What a sidecar says of the file as it was finished."""
+        return {_BYTES: str(self._size_bytes), _SHA256: self._digest.hexdigest()}
+
+
+def changed_since(path: Path, stored: Mapping[str, str]) -> str:
+    """How an output differs from what it was when it was finished, in words; "" if it does not.
+
+    stored: what its sidecar says; an output without one tells by itself whether it is whole.
+    """
+    if _SHA256 not in stored:
+        return ""
+    size_bytes = path.stat().st_size
+    if str(size_bytes) != stored.get(_BYTES):
+        return f"{size_bytes} bytes, {stored.get(_BYTES)} when it was finished"
+    return "" if sha256_file(path) == stored[_SHA256] else "other bytes than when it was finished"
 
 
 def read_metadata(path: Path, output_format: str) -> dict[str, str]:

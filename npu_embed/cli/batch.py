@@ -14,6 +14,7 @@ import click
 
 from ..errors import InputError, SettingError
 from ..settings import DEVICES
+from .bundles import bundle_option, named_bundle
 from .output import echo_json, echo_path, visible
 from .tracing import trace_option, traced
 
@@ -27,7 +28,7 @@ DTYPES = ("float32", "float16", "int8", "binary")
 
 
 @click.command(
-    short_help="Files of texts to a file of vectors.",
+    short_help="Embed files of texts into a file of vectors.",
     epilog="\b\nExamples:\n  npu-embed batch reviews.jsonl -o reviews.parquet --column body\n"
     "  npu-embed batch 'shards/*.parquet' -o all.arrow --id-column id --prompt document\n"
     "  zcat lines.txt.gz | npu-embed batch - -o lines.npy --dtype float16\n"
@@ -42,7 +43,7 @@ DTYPES = ("float32", "float16", "int8", "binary")
     type=click.Path(path_type=Path),
     help="Where the vectors go: .npy, .safetensors, .parquet, .arrow, .feather or .jsonl.",
 )
-@click.option("--bundle", metavar="FOLDER", help="The bundle; the default one is made if need be.")
+@bundle_option
 @click.option("--device", type=click.Choice(DEVICES), help="Where to run; default auto.")
 @click.option(
     "--column", metavar="NAME", default="text", show_default=True, help="The column of texts."
@@ -161,7 +162,8 @@ def batch(
 
     begun = perf_counter()
     stdin = sys.stdin.buffer if sys.stdin is not None else None
-    with traced(trace), Embedder(bundle, device) as embedder:
+    folder = named_bundle(bundle)
+    with traced(trace), Embedder(folder, device) as embedder:
         engines = cluster(embedder) if cluster is not None else None
         done = run(embedder, job, stdin=stdin, progress=True, engines=engines)
         stats = {"bundle": embedder.bundle.name, "device": embedder.device}
@@ -200,7 +202,7 @@ def _cluster(address: str | None, actors: int | None) -> Callable[[Embedder], En
 
 @click.command(
     short_help="Store a bundle's ranges for int8 vectors.",
-    epilog="\b\nExample:\n  npu-embed calibrate minilm-bundle sample.jsonl",
+    epilog="\b\nExample:\n  npu-embed calibrate minilm sample.jsonl",
 )
 @click.argument("bundle")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
@@ -216,10 +218,10 @@ def calibrate(
 
     The ranges are those of the vectors of the INPUT texts, each dimension's lowest and highest
     number. They are for vectors of the model's whole length. Some thousand texts like those to be
-    embedded are enough; at most 10,000 are read.
+    embedded are enough; at most 10,000 are read, and fewer than 200 are warned of.
     """
     from ..batch.calibration import calibrate_bundle
     from ..embedder import Embedder
 
-    with Embedder(bundle, device) as embedder:
+    with Embedder(named_bundle(bundle), device) as embedder:
         echo_path(calibrate_bundle(embedder, inputs, column=column, prompt=prompt))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..settings import DEVICES
+from .bundles import bundle_argument, chosen_bundle
 from .output import echo_json, visible
 from .tracing import trace_option, traced
 
@@ -22,10 +23,9 @@ _WORDS = {"PASS": "passed", "FAIL": "failed", "SKIP": "skipped"}
 
 @click.command(
     short_help="Compare a bundle with its references.",
-    epilog="\b\nExamples:\n  npu-embed check minilm-bundle\n"
-    "  npu-embed check --verify minilm-bundle",
+    epilog="\b\nExamples:\n  npu-embed check\n  npu-embed check --verify minilm",
 )
-@click.argument("bundle")
+@bundle_argument
 @click.option("--device", type=click.Choice(DEVICES), help="Where to run; default auto.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines; the last is the verdict.")
 @click.option(
@@ -35,7 +35,7 @@ _WORDS = {"PASS": "passed", "FAIL": "failed", "SKIP": "skipped"}
 @click.pass_context
 def check(
     ctx: click.Context,
-    bundle: str,
+    bundle: str | None,
     device: str | None,
     as_json: bool,
     verify: bool,
@@ -43,13 +43,17 @@ def check(
 ) -> None:
     """Check a bundle: files, words to patch, token ids, and every stage's numbers.
 
+    BUNDLE is a folder, or the name of a bundle for `npu-embed get`; the default one where none is
+    named.
+
     A line for each check says PASS, FAIL, or SKIP where the bundle holds nothing to check against.
     The exit code is 1 if one failed; those after it are still made.
     """
     from ..selfcheck import hash_check, self_check
 
     with traced(trace):
-        failed = _report(hash_check(bundle) if verify else self_check(bundle, device), as_json)
+        folder = chosen_bundle(bundle)
+        failed = _report(hash_check(folder) if verify else self_check(folder, device), as_json)
     if failed:
         ctx.exit(1)
 

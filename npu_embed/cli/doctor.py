@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from ..settings import DEVICES
+from .bundles import bundle_argument
 from .output import echo_json, one_line
 
 _COLORS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
@@ -16,16 +16,17 @@ _WORDS = {"PASS": "passed", "WARN": "warned", "FAIL": "failed"}
 
 @click.command(
     short_help="Find out why the NPU or a bundle does not work here.",
-    epilog="\b\nExamples:\n  npu-embed doctor\n  npu-embed doctor --json my-bundle",
+    epilog="\b\nExamples:\n  npu-embed doctor\n  npu-embed doctor --json minilm",
 )
-@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@bundle_argument
 @click.option("--device", type=click.Choice(DEVICES), help="What to check; default auto.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines; the last is the verdict.")
 @click.pass_context
-def doctor(ctx: click.Context, bundle: Path | None, device: str | None, as_json: bool) -> None:
+def doctor(ctx: click.Context, bundle: str | None, device: str | None, as_json: bool) -> None:
     """Check the machine, the NPU, the emulated NPU and a bundle, and say what to do.
 
-    BUNDLE is the default one where none is named, if it is made; nothing is fetched. Without an
+    BUNDLE is a folder, or the name of a bundle for `npu-embed get`; the default one where none is
+    named. Nothing is fetched: one that is not made yet is not checked. Without an
     NPU the emulated one is checked, which is no failure unless --device npu demands one. A line for
     each check says PASS, WARN or FAIL; the exit code is 1 if one failed.
     """

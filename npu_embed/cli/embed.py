@@ -12,6 +12,7 @@ import click
 from ..errors import InputError
 from ..progress import is_terminal
 from ..settings import DEVICES
+from .bundles import bundle_option, named_bundle
 from .output import console, echo_json, one_line, print_table
 from .tracing import trace_option, traced
 
@@ -28,10 +29,10 @@ COSINE_COLUMNS = 7  # "-0.123" and a space
 
 
 @click.command(
-    short_help="Texts and images to vectors, or their cosines.",
+    short_help="Embed texts and images, or compare them.",
     epilog='\b\nExamples:\n  npu-embed embed "two cats on a sofa" "a red car"\n'
     "  npu-embed embed - < lines.txt > vectors.jsonl\n"
-    '  npu-embed embed --bundle eg2 "two cats on a sofa" --image cats.jpg --image car.png',
+    '  npu-embed embed --bundle embeddinggemma-2-bundle --image cats.jpg "two cats on a sofa"',
 )
 @click.argument("texts", metavar="TEXT...", nargs=-1)
 @click.option(
@@ -41,7 +42,7 @@ COSINE_COLUMNS = 7  # "-0.123" and a space
     multiple=True,
     help="An image, where the bundle embeds them; may be given more than once.",
 )
-@click.option("--bundle", metavar="FOLDER", help="The bundle; the default one is made if need be.")
+@bundle_option
 @click.option("--device", type=click.Choice(DEVICES), help="Where to run; default auto.")
 @click.option("--prompt", metavar="NAME", help="One of the bundle's prompts, put before each text.")
 @click.option("--dim", type=int, metavar="N", help="Keep the first N numbers, unit length again.")
@@ -87,7 +88,8 @@ def embed(
     everything = _with_stdin(texts)
     from ..embedder import Embedder
 
-    with traced(trace), Embedder(bundle, device) as embedder:
+    folder = named_bundle(bundle)
+    with traced(trace), Embedder(folder, device) as embedder:
         named = [*(("text", text) for text in everything), *(("image", file) for file in images)]
         vectors = _vectors(embedder, everything, images, prompt, dim, truncate)
         if table:

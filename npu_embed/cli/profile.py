@@ -11,6 +11,7 @@ import click
 
 from ..progress import bar
 from ..settings import DEVICES
+from .bundles import bundle_argument, named_bundle
 from .embed import read_lines
 from .output import console, echo_json, print_table
 from .tracing import trace_option, traced
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Where the time goes; what kernels compute.",
-    epilog="\b\nExamples:\n  npu-embed profile minilm-bundle --plot timeline.png\n"
-    "  npu-embed profile minilm-bundle --texts lines.txt --json\n"
-    "  npu-embed profile minilm-bundle --compare",
+    short_help="Show where the time goes, or what kernels compute.",
+    epilog="\b\nExamples:\n  npu-embed profile --plot timeline.png\n"
+    "  npu-embed profile minilm --texts lines.txt --json\n"
+    "  npu-embed profile --compare",
 )
-@click.argument("bundle")
+@bundle_argument
 @click.option(
     "--texts",
     metavar="FILE",
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     "--plot",
     metavar="OUT.png",
     type=click.Path(path_type=Path),
-    help="Draw the timeline; wants matplotlib.",
+    help="Draw the timeline; wants matplotlib (pip install 'npu-embed[plot]').",
 )
 @click.option(
     "--compare",
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def profile(
     ctx: click.Context,
-    bundle: str,
+    bundle: str | None,
     texts: BinaryIO | None,
     device: str | None,
     as_json: bool,
@@ -59,6 +60,9 @@ def profile(
     trace: Path | None,
 ) -> None:
     """Embed some texts with BUNDLE and show which kernels and stages took how long.
+
+    BUNDLE is a folder, or the name of a bundle for `npu-embed get`; the default one where none is
+    named.
 
     The runs of a list are not timed one by one, which no hardware allows: a line with "list" shows
     what whole lists took.
@@ -78,7 +82,8 @@ def profile(
         timeline.check_matplotlib()  # before the work
 
     used = profiling.TEXTS if given is None else given
-    with traced(trace), Embedder(bundle, device) as embedder:
+    folder = named_bundle(bundle)
+    with traced(trace), Embedder(folder, device) as embedder:
         title = "comparing" if compares else "profiling"
         with bar(title, len(used), "texts", show=True) as advance:
             if compares:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ import click
 from .. import settings
 from ..errors import SettingError
 from ..server import options as defaults
+from .bundles import bundle_option, chosen_bundle
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
@@ -20,13 +20,13 @@ MIB = 1 << 20
 
 
 @click.command(
-    short_help="An HTTP server that OpenAI's clients speak to.",
+    short_help="Serve vectors over HTTP, as OpenAI does.",
     epilog="\b\nExamples:\n  npu-embed serve\n"
     "  NPU_EMBED_API_KEY=secret npu-embed serve --host 0.0.0.0 --port 9000\n"
     "  curl http://127.0.0.1:8000/v1/embeddings -H 'content-type: application/json' \\\n"
     """       -d '{"model": "all-MiniLM-L6-v2", "input": ["a text", "another"]}'""",
 )
-@click.option("--bundle", metavar="FOLDER", help="The bundle; the default one is made if need be.")
+@bundle_option
 @click.option("--device", type=click.Choice(settings.DEVICES), help="Where to run; default auto.")
 @click.option("--host", default=defaults.HOST, show_default=True, help="The address to listen on.")
 @click.option(
@@ -91,6 +91,14 @@ MIB = 1 << 20
     show_default=True,
     help="How long requests in hand may take after SIGTERM or Ctrl-C.",
 )
+@click.option(
+    "--order-s",
+    type=click.FloatRange(1, 86400),
+    default=defaults.ORDER_S,
+    show_default=True,
+    help="How long the process that has the device may take for what it was given; then it is "
+    "replaced, and the requests in hand get 503.",
+)
 @click.option("--log-requests", is_flag=True, help="A line on stderr for each request; no texts.")
 def serve(
     bundle: str | None,
@@ -105,6 +113,7 @@ def serve(
     queue_texts: int,
     linger_ms: float,
     drain_s: float,
+    order_s: float,
     log_requests: bool,
 ) -> None:
     """Serve vectors over HTTP.
@@ -122,7 +131,6 @@ def serve(
             f"serve: {error.name} is not installed, wanted the server's packages; "
             "pip install 'npu-embed[server]'."
         ) from error
-    from ..embedder import default_bundle
 
     if api_key == "":
         raise SettingError("--api-key: empty, wanted a key; leave it out to ask for none.")
@@ -131,9 +139,8 @@ def serve(
         logger.setLevel(logging.INFO)
         for handler in logger.handlers:
             handler.setLevel(logging.INFO)
-    folder = Path(bundle) if bundle is not None else settings.bundle()
     options = defaults.Options(
-        bundle=default_bundle() if folder is None else folder,
+        bundle=chosen_bundle(bundle),
         device=settings.device() if device is None else device,
         host=host,
         port=port,
@@ -146,6 +153,7 @@ def serve(
         queue_texts=queue_texts,
         linger_ms=linger_ms,
         drain_s=drain_s,
+        order_s=order_s,
         log_requests=log_requests,
     )
     run(options, _say_where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from pathlib import Path
 
@@ -12,28 +13,29 @@ from .findings import Fact, Finding, passed
 
 
 def chosen_bundle(bundle: str | Path | None) -> Path | None:
-    """The folder of the bundle that would be used; None where the default one is not made yet.
+    """The folder of the bundle that would be used; None where it is a recipe's, not made yet.
 
-    Nothing is fetched.
+    bundle: a folder, or where there is none of that name, a recipe's. Nothing is fetched.
 
     Raises:
-        FetchError: the default bundle's recipe is damaged.
+        FetchError: the recipe is damaged.
     """
     path = Path(bundle) if bundle is not None else settings.bundle()
-    if path is not None:
+    name = fetch.DEFAULT_RECIPE if path is None else str(bundle)
+    if path is not None and (os.path.lexists(path) or name not in fetch.recipe_names()):
         return path
-    recipe = fetch.read_recipe(fetch.DEFAULT_RECIPE)
+    recipe = fetch.read_recipe(name)
     made = settings.cache_dir() / "bundles" / f"{recipe.name}-{recipe.key}"
     return made if made.is_dir() else None
 
 
 def no_bundle() -> Finding:
-    """The default bundle is not there yet."""
+    """A recipe's bundle is not there yet."""
     return Finding(
         "bundle",
         "WARN",
         "not-made",
-        "none named, and the default one is not made yet",
+        "the default one, or the one that is named, is not made yet",
         "one to check",
         "`npu-embed get minilm` makes it, or name one: `npu-embed doctor BUNDLE`",
     )

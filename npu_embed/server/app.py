@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import orjson
 from starlette.applications import Starlette
@@ -19,10 +20,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ..errors import NpuEmbedError
 from ..records import MANIFEST
 from . import openai_api, page, tei_api
+from .budgets import SLOW_S, Body, Reserved
 from .metrics import CONTENT_TYPE
 from .refusals import Refusal, of_engine, too_large
 from .request import Request as Asked
@@ -34,6 +37,7 @@ JSON = "application/json"
 CLIENT_GONE = 499  # nobody sees it; in metrics and the log
 PASSED_OVER_BYTES = 64 << 20  # of a body that is refused
 PASS_OVER_S = 5.0
+SHOWN_CHARACTERS = 80  # of a path that there is not
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 ErrorForm: TypeAlias = Callable[[Refusal], bytes]
@@ -76,40 +80,65 @@ class Endpoints:
         service = self._service
         most, dim = service.options.max_texts, service.ready.dim
         async with service.admitted():
-            form, done = await self._embed(
-                request, lambda body: openai_api.read(body, service.models, dim, most)
+            return await self._embed(
+                request,
+                lambda body: openai_api.read(body, service.models, dim, most),
+                lambda form, done: openai_api.answer(form, done.vectors, done.tokens),
             )
-            return Response(openai_api.answer(form, done.vectors, done.tokens), media_type=JSON)
 
     async def embed(self, request: Request) -> Response:
         """POST /embed, as Text Embeddings Inference has it."""
         service = self._service
         most, dim = service.options.max_texts, service.ready.dim
         async with service.admitted():
-            form, done = await self._embed(request, lambda body: tei_api.read(body, dim, most))
-            return Response(tei_api.answer(form, done.vectors), media_type=JSON)
+            return await self._embed(
+                request,
+                lambda body: tei_api.read(body, dim, most, normalizes=service.normalizes),
+                lambda form, done: tei_api.answer(form, done.vectors),
+            )
 
     async def _embed(
-        self, request: Request, read: Callable[[bytes], tuple[Asked, Form]]
-    ) -> tuple[Form, Done]:
-        """What a body asks for, done, and the form it is wanted in."""
+        self,
+        request: Request,
+        read: Callable[[bytes], tuple[Asked, Form]],
+        answer: Callable[[Form, Done], bytes],
+    ) -> Response:
+        """The answer to what a body asks for."""
         service = self._service
-        with service.holding() as hold:
-            body = await self._body(request, hold)
-            asked, form = await service.in_thread(partial(read, body))
-            job, dim = await service.prepare_job(asked), asked.dim
-        del body, asked  # the texts: only their ids wait in line
-        return form, await service.run(job, dim, until_gone(request))
-
-    async def _body(self, request: Request, hold: Callable[[int], None]) -> bytes:
-        """The body of a request, within the options' size and time."""
-        options = self._service.options
-        reading = read_body(request, options.max_body_bytes, hold)
+        with service.bodies.one() as body:
+            content = await self._content(request, body)
+            asked, form = await service.in_thread(partial(read, content))
+            room = service.answers.reserve(len(asked), form.dim or service.ready.dim)
+            try:
+                job = await service.prepare_job(asked)
+            except BaseException:
+                room.release()
+                raise
+        del content, asked  # the texts: only their ids wait in line
         try:
-            return await asyncio.wait_for(reading, options.body_s)
-        except asyncio.TimeoutError:
-            message = f"body: not whole after {options.body_s:g} s, the most this server waits."
-            raise Refusal(408, "body_timeout", message) from None
+            done = await service.run(job, until_gone(request))
+            return Answer(answer(form, done), room)
+        except BaseException:
+            room.release()
+            raise
+
+    async def _content(self, request: Request, body: Body) -> bytes:
+        """The body of a request, within the options' size and time, as long as there is room."""
+        options = self._service.options
+        hold = partial(self._service.bodies.add, body)
+        reading = asyncio.ensure_future(read_body(request, options.max_body_bytes, hold))
+        either: list[asyncio.Future[Any]] = [reading, body.given_up]
+        try:
+            await asyncio.wait(either, timeout=options.body_s, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                body.whole = True
+                return reading.result()
+        finally:
+            reading.cancel()
+        message = f"body: not whole after {options.body_s:g} s, the most this server waits."
+        if body.given_up.done():
+            message = f"body: not whole after {SLOW_S:g} s, while others had no room."
+        raise Refusal(408, "body_timeout", message)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -136,6 +165,22 @@ class Endpoints:
     async def page(self, request: Request) -> Response:
         """GET /: the page."""
         return Response(page.HTML, media_type="text/html", headers=page.HEADERS)
+
+
+class Answer(Response):
+    """An answer of vectors, with the room it takes until its client's connection has it."""
+
+    def __init__(self, content: bytes, room: Reserved) -> None:
+        super().__init__(content, media_type=JSON)
+        self._room = room
+        room.resize(len(content))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Give the answer to the connection; what that has yet to send is counted there."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._room.release()
 
 
 def _route(
@@ -165,14 +210,17 @@ def _route(
         service.metrics.requests.labels(path, str(response.status_code)).inc()
         if keyed:
             service.metrics.request.observe(seconds)
-        if service.options.log_requests:
-            told = cause or "ok"
-            status = response.status_code
-            log.info("%s %s %s %d %s %.3f s", number, method, path, status, told, seconds)
+        _log(service, number, f"{method} {path}", response.status_code, cause, seconds)
         response.headers["x-request-id"] = number
         return response
 
     return Route(path, endpoint, methods=[method])
+
+
+def _log(service: Service, number: str, what: str, status: int, cause: str, seconds: float) -> None:
+    """A request's line in the log, where one is wanted."""
+    if service.options.log_requests:
+        log.info("%s %s %d %s %.3f s", number, what, status, cause or "ok", seconds)
 
 
 def _refusal(error: Exception, number: str) -> Refusal:
@@ -207,15 +255,20 @@ def _refuse(refusal: Refusal, form: ErrorForm) -> Response:
 
 async def _http_error(service: Service, request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
+    start = time.perf_counter()
+    number = uuid.uuid4().hex
     await pass_over(request)
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = "no such path" if status == 404 else "not with this method"
     message = f"{what}; this server has POST /v1/embeddings, POST /embed, GET /v1/models."
-    headers = {**(getattr(error, "headers", None) or {}), "x-request-id": uuid.uuid4().hex}
+    headers = {**(getattr(error, "headers", None) or {}), "x-request-id": number}
     form = tei_api.error if request.url.path == "/embed" else openai_api.error
     cause = "not_found" if status == 404 else "method_not_allowed"
     service.metrics.errors.labels(cause).inc()
     service.metrics.requests.labels("other", str(status)).inc()
+    # Both are a client's words: a wrong base URL is to be seen, a long path or a line's end not.
+    what = f"{request.method} {quote(request.scope['path'])}"[:SHOWN_CHARACTERS]
+    _log(service, number, what, status, cause, time.perf_counter() - start)
     return Response(form(Refusal(status, cause, message)), status, headers, JSON)
 
 

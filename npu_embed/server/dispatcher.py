@@ -56,10 +56,13 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Device:
-    """How the device is. error: what it failed with last, empty while it works."""
+    """How the device is. error: what it failed with last, empty while it works.
+
+    since: when it got the order that it has, on time.perf_counter's clock; None without one.
+    """
 
     state: State = "ready"
-    busy: bool = False
+    since: float | None = None
     contexts: int = 0
     error: str = ""
     restarts: int = 0
@@ -112,7 +115,7 @@ class Dispatcher:
             # Else the next request would have to find out, and none may come while health is bad.
             await self._embed(Order(np.array([PROBE_TOKEN], dtype=np.int32), (1,)))
             log.warning("the device works again")
-        except WorkerDied as error:
+        except (WorkerDied, DeviceBad) as error:
             await self._restart(error)
         except NpuEmbedError as error:
             log.info("the device does not work: %s", error)
@@ -133,7 +136,7 @@ class Dispatcher:
                 self._metrics.queue_wait.observe(now - portion.job.queued)
         try:
             done = await self._embed(_order(portions))
-        except WorkerDied as error:
+        except (WorkerDied, DeviceBad) as error:
             for portion in portions:
                 portion.job.fail(error)
             await self._restart(error)
@@ -152,7 +155,7 @@ class Dispatcher:
 
     async def _failed(self, portions: Sequence[Portion], error: NpuEmbedError) -> None:
         """Fail the jobs of an order; where one of them may be the cause, each by itself."""
-        of_the_machine = isinstance(error, DeviceBad | RunFailed | NoFreeContext | BundleError)
+        of_the_machine = isinstance(error, RunFailed | NoFreeContext | BundleError)
         if not of_the_machine and len({id(portion.job) for portion in portions}) > 1:
             for portion in portions:
                 if not portion.job.finished.done():
@@ -164,7 +167,7 @@ class Dispatcher:
     async def _embed(self, order: Order) -> Done:
         """The order's vectors, with what it took and how the device is noted."""
         start = time.perf_counter()
-        self.device.busy = True
+        self.device.since = start
         try:
             done = await self._call(lambda: self._engine.embed(order))
         except NpuEmbedError as error:
@@ -172,7 +175,7 @@ class Dispatcher:
                 self._is("failed", str(error))
             raise
         finally:
-            self.device.busy = False
+            self.device.since = None
             seconds = time.perf_counter() - start
             self._metrics.device.observe(seconds)
         if done.retried:
@@ -185,8 +188,12 @@ class Dispatcher:
         self._is("ready")
         return done
 
-    async def _restart(self, error: WorkerDied) -> None:
-        """Start the worker again, for ever; who waits fails when the first start does."""
+    async def _restart(self, error: DeviceError) -> None:
+        """Start the worker again, for ever; who waits fails when the first start does.
+
+        Also where the device counts as bad: the handle that its process has may be of a device
+        that is gone, and no other opens within it.
+        """
         log.error("%s", error)
         self._is("restarting", str(error))
         pause_s, longest_s = RESTART_S

@@ -5,19 +5,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import os
 import pickle
+import socket
+import struct
 import threading
+import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import TypeVar
 
 from .. import errors
 from .messages import Ask, Done, Failed, Held, LogLine, Opening, Order, Ready
+from .options import ORDER_S
 from .worker import main
 
+ASK_S = 60.0  # what a worker that does nothing may take to say how many contexts it holds
+OPENING_S = 600.0  # what a worker may take to open its engine and run it once
 STOP_S = 10.0  # what a worker may take to finish an order that nobody waits for
 REAP_S = 1.0  # from the end of its pipe to the end of its process
+KILL_S = 5.0  # from SIGKILL to the end of its process, unless the driver holds it
 PROCESS_NAME = "npu-embed-worker"
+
+log = logging.getLogger("npu_embed")
 
 Reply = TypeVar("Reply", Ready, Done, Held)
 
@@ -26,15 +36,24 @@ class WorkerDied(errors.DeviceError):
     """The worker process ended where an answer was awaited."""
 
 
+class WorkerStuck(WorkerDied):
+    """The worker process gave no answer in the time it has: it is of no use any more."""
+
+
 class WorkerFailed(errors.NpuEmbedError):
     """The worker process could not do what it was asked, for a reason that is no caller's."""
 
 
 class Link:
-    """A worker process and the pipe to it. One thread at a time may use it; stop() by any."""
+    """A worker process and the pipe to it. One thread at a time may use it; stop() by any.
 
-    def __init__(self, opening: Opening) -> None:
+    order_s: how long the worker may take for an answer. A call that has waited so long raises
+    WorkerStuck, and whoever calls starts the worker anew.
+    """
+
+    def __init__(self, opening: Opening, order_s: float = ORDER_S) -> None:
         self._opening = opening
+        self._order_s = order_s
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
         self._sending = threading.Lock()
@@ -57,11 +76,13 @@ class Link:
             NpuEmbedError: the engine could not be opened, as Embedder says it.
             WorkerFailed: this machine has no room for another process.
             WorkerDied: the process ended instead, or stop() was called.
+            WorkerStuck: it was not ready after OPENING_S.
         """
         self._end(patience_s=0.0)
         # Spawned, not forked: a device does not survive a fork, and threads run here.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
+        _bound_waits(ours, max(OPENING_S, self._order_s))
         process = context.Process(
             target=main, args=(theirs, self._opening), name=PROCESS_NAME, daemon=True
         )
@@ -77,7 +98,9 @@ class Link:
                 ) from error
             self._process, self._pipe = process, ours
         theirs.close()  # a copy here would keep the pipe open when the process ends
-        return self._receive(Ready)
+        ready = self._receive(Ready, OPENING_S)
+        _bound_waits(ours, self._order_s)
+        return ready
 
     def embed(self, order: Order) -> Done:
         """What the worker made of an order.
@@ -85,14 +108,15 @@ class Link:
         Raises:
             NpuEmbedError: as Embedder.embed_tokens; WorkerFailed for anything unforeseen.
             WorkerDied: the process ended.
+            WorkerStuck: there was no answer after order_s.
         """
         self._send(order)
-        return self._receive(Done)
+        return self._receive(Done, self._order_s)
 
     def contexts(self) -> int:
         """How many hardware contexts the worker holds; raises as embed."""
         self._send(Ask())
-        return self._receive(Held).contexts
+        return self._receive(Held, min(self._order_s, ASK_S)).contexts
 
     def stop(self) -> None:
         """End the worker; it finishes what it has in hand, for a while."""
@@ -110,21 +134,35 @@ class Link:
         # The pipe is closed after the process: closing it would not wake a thread that reads it.
         process.join(patience_s)
         process.kill()
-        process.join()
+        process.join(KILL_S)
+        if process.is_alive():
+            log.error(
+                "the worker process %s does not end: it waits in the driver, which even SIGKILL "
+                "cannot interrupt; it is left behind, and may hold the device. Run `npu-embed "
+                "doctor` and look at `dmesg`.",
+                process.pid,
+            )
         pipe.close()
 
     def _send(self, message: Order | Ask) -> None:
         try:
             with self._sending:
                 self._opened().send(message)
+        except BlockingIOError as error:
+            raise _stuck(self._order_s) from error
         except OSError as error:
             raise self._died() from error
 
-    def _receive(self, wanted: type[Reply]) -> Reply:
+    def _receive(self, wanted: type[Reply], most_s: float) -> Reply:
         pipe = self._opened()
+        deadline = time.monotonic() + most_s
         while True:
             try:
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                    raise _stuck(most_s)
                 message = pipe.recv()
+            except BlockingIOError as error:  # it stands still in the middle of a message
+                raise _stuck(most_s) from error
             except (EOFError, OSError, pickle.UnpicklingError) as error:
                 raise self._died() from error
             if isinstance(message, LogLine):
@@ -146,6 +184,25 @@ class Link:
         code = None if process is None else process.exitcode
         how = "" if code is None else f" by signal {-code}" if code < 0 else f" with code {code}"
         return WorkerDied(f"the worker process ended{how}, wanted an answer; it is started again.")
+
+
+def _bound_waits(pipe: Connection, most_s: float) -> None:
+    """Let no read or write of a pipe's end wait longer: it is a BlockingIOError then.
+
+    Whether there is something to read can be asked with a bound, but not whether it is whole.
+    """
+    whole_s = int(most_s)
+    value = struct.pack("ll", whole_s, max(1, int(1e6 * (most_s - whole_s))))  # 0 is for ever
+    with socket.socket(fileno=os.dup(pipe.fileno())) as same:  # multiprocessing's is a socket
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def _stuck(most_s: float) -> WorkerStuck:
+    return WorkerStuck(
+        f"the worker process gave no answer for {most_s:g} s, the most that it is waited for; it "
+        "is ended. Look at `dmesg` for what the driver says of it."
+    )
 
 
 def _error(failed: Failed) -> errors.NpuEmbedError:

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from ..bf16 import F32
+from ..vectors import cut
 from .refusals import Refusal, invalid
 from .request import Request, read_dimensions, read_field, read_object, read_texts
 
@@ -33,10 +34,14 @@ OWNER = "npu-embed"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an answer is wanted: the model's name as it was asked for, the form of the vectors."""
+    """How an answer is wanted: the model's name as it was asked for, the form of the vectors.
+
+    dim: how many numbers of each, None for all.
+    """
 
     model: str
     encoding_format: Literal["float", "base64"]
+    dim: int | None
 
 
 def read(body: bytes, models: Collection[str], dim: int, most: int) -> tuple[Request, Form]:
@@ -63,10 +68,9 @@ def read(body: bytes, models: Collection[str], dim: int, most: int) -> tuple[Req
         texts=texts,
         tokens=tokens,
         prompt=read_field(fields, "prompt_name", str),
-        dim=read_dimensions(fields, dim),
         truncate=read_field(fields, "truncate", bool),
     )
-    return request, Form(model, form)
+    return request, Form(model, form, read_dimensions(fields, dim))
 
 
 def unknown_model(models: Collection[str]) -> Refusal:
@@ -80,7 +84,13 @@ def unknown_model(models: Collection[str]) -> Refusal:
 
 
 def answer(form: Form, vectors: F32, tokens: int) -> bytes:
-    """The answer's body: the vectors in the order of the texts, and the tokens computed."""
+    """The answer's body: the vectors in the order of the texts, and the tokens computed.
+
+    Raises:
+        DeviceError: the numbers that are asked for of one are zero, so that they have no direction.
+    """
+    if form.dim is not None:
+        vectors = cut(vectors, form.dim)
     rows: Sequence[Any]
     if form.encoding_format == "base64":
         little = np.ascontiguousarray(vectors, dtype="<f4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import DeviceError, InputError, NpuEmbedError
-from .link import WorkerDied
+from .link import WorkerDied, WorkerStuck
 
 RETRY_S = 1  # after what passes by itself
 
@@ -53,6 +53,8 @@ def of_engine(error: NpuEmbedError) -> Refusal:
     """What an error of the engine is to a client."""
     if isinstance(error, InputError):
         return invalid(str(error))
+    if isinstance(error, WorkerStuck):
+        return Refusal(503, "worker_stuck", str(error), retry_after_s=RETRY_S)
     if isinstance(error, WorkerDied):
         return Refusal(503, "worker_died", str(error), retry_after_s=RETRY_S)
     if isinstance(error, DeviceError):

@@ -15,15 +15,14 @@ from .refusals import invalid, too_large
 class Request:
     """Texts, or texts as token ids, and how their vectors are wanted.
 
-    field is what the request called its texts, for errors; prompt a prompt's name; dim None is
-    whole vectors; truncate None is what the server does by default.
+    field is what the request called its texts, for errors; prompt a prompt's name; truncate None is
+    what the server does by default.
     """
 
     field: str
     texts: list[str] | None
     tokens: list[list[int]] | None
     prompt: str | None = None
-    dim: int | None = None
     truncate: bool | None = None
 
     def __len__(self) -> int:

@@ -37,7 +37,7 @@ def run(options: Options, on_ready: Callable[[str, Ready, Bundle], None]) -> Non
         NpuEmbedError: the bundle or the device cannot be opened.
     """
     bundle = Bundle.open(options.bundle)
-    link = Link(Opening(options.bundle, options.device))
+    link = Link(Opening(options.bundle, options.device), options.order_s)
     with listen(options.host, options.port) as listener:
         try:
             # The engine first, and only then an event loop: who listens can embed.
@@ -90,6 +90,12 @@ class _Server(uvicorn.Server):
         )
         self._service = service
         self._deadline = 0.0
+        service.answers.unsent_bytes = self._unsent_bytes
+
+    def _unsent_bytes(self) -> int:
+        """What clients have yet to take of answers that were given to their connections."""
+        transports = (one.transport for one in self.server_state.connections)
+        return sum(transport.get_write_buffer_size() for transport in transports)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal asks the server to end."""

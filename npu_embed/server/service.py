@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from ..bf16 import F32
 from ..bundle import Bundle
 from ..errors import NpuEmbedError
 from ..schedule import SLOTS
-from ..vectors import cut
+from .budgets import Answers, Bodies
 from .dispatcher import Dispatcher, Engine
 from .link import WorkerFailed
 from .messages import Ready
@@ -61,14 +62,15 @@ class Service:
         self.ready = ready
         self.metrics = Metrics()
         self.models = (bundle.name, *options.aliases)
+        self.normalizes = bundle.manifest.param_flag("normalize")
         self.queue = Queue(SLOTS, ready.pack_rows)
         self.dispatcher = Dispatcher(
             engine, ready, self.queue, self.metrics, options.linger_ms / 1000
         )
         self.draining = False
         self.in_hand = 0  # requests between their head and their answer
-        self._preparing = 0
-        self._held_bytes = 0
+        self.bodies = Bodies(options.held_body_bytes)
+        self.answers = Answers(options.held_answer_bytes)
         self._preparer = Preparer(bundle, truncate=options.truncate)
         self._threads = ThreadPoolExecutor(PREPARERS, thread_name_prefix="npu-embed-prepare")
         self._task: asyncio.Task[None] | None = None
@@ -108,36 +110,13 @@ class Service:
         device = self.dispatcher.device
         if device.state == "down":
             raise Refusal(503, "device_error", device.error, retry_after_s=RETRY_S)
-        if self.queue.texts + self._preparing >= self.options.queue_texts:
+        if self.queue.texts + self.bodies.count >= self.options.queue_texts:
             raise self._overloaded()
         self.in_hand += 1
         try:
             yield
         finally:
             self.in_hand -= 1
-
-    @contextlib.contextmanager
-    def holding(self) -> Iterator[Callable[[int], None]]:
-        """Count the bytes of a body as long as the block lasts: call what it gives with each part.
-
-        Raises:
-            Refusal: from that call, where bodies take too much memory together.
-        """
-        mine = 0
-
-        def hold(part_bytes: int) -> None:
-            nonlocal mine
-            if self._held_bytes + part_bytes > self.options.held_body_bytes:
-                raise self._overloaded()
-            mine += part_bytes
-            self._held_bytes += part_bytes
-
-        self._preparing += 1
-        try:
-            yield hold
-        finally:
-            self._preparing -= 1
-            self._held_bytes -= mine
 
     def _overloaded(self) -> Refusal:
         rate = self.dispatcher.device.tokens_per_s
@@ -166,8 +145,8 @@ class Service:
         vectors = np.empty((len(prepared.ids), self.ready.dim), dtype=np.float32)
         return Job(prepared.ids, vectors, loop.create_future(), loop.time())
 
-    async def run(self, job: Job, dim: int | None, gone: Coroutine[Any, Any, None]) -> Done:
-        """The job's vectors, cut to dim; gone ends when the client does.
+    async def run(self, job: Job, gone: Coroutine[Any, Any, None]) -> Done:
+        """The job's vectors; gone ends when the client does.
 
         Raises:
             Refusal: the engine failed.
@@ -181,8 +160,7 @@ class Service:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not job.finished.done():
                 raise ClientGone
-            vectors = job.finished.result()
-            return Done(vectors if dim is None else cut(vectors, dim), tokens)
+            return Done(job.finished.result(), tokens)
         except NpuEmbedError as error:
             raise of_engine(error) from error
         finally:
@@ -197,13 +175,15 @@ class Service:
         """Whether the server can embed now, and how it is."""
         device = self.dispatcher.device
         well = device.state == "ready" and not self.draining
+        busy_s = None if device.since is None else round(time.perf_counter() - device.since, 3)
         return well, {
             "status": "draining" if self.draining else "ok" if well else device.state,
             "version": __version__,
             "device": {
                 "kind": self.ready.device,
                 "state": device.state,
-                "busy": device.busy,
+                "busy": busy_s is not None,
+                "busy_s": busy_s,
                 "error": device.error or None,
                 "slots_held": device.contexts,
                 "worker_restarts": device.restarts,

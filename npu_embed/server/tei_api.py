@@ -30,13 +30,20 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an answer is wanted: whether of unit length, whatever the model's vectors are."""
+    """How an answer is wanted: whether of unit length, whatever the model's vectors are.
+
+    dim: how many numbers of each vector, None for all.
+    """
 
     normalize: bool
+    dim: int | None
 
 
-def read(body: bytes, dim: int, most: int) -> tuple[Request, Form]:
+def read(body: bytes, dim: int, most: int, *, normalizes: bool) -> tuple[Request, Form]:
     """What a body asks for; most: texts of a request.
+
+    normalizes: the model itself gives vectors of unit length, so that their length before is not
+    known. The first numbers of a vector as it was then, which TEI gives, cannot be had.
 
     Raises:
         Refusal: something in it is wrong.
@@ -56,10 +63,17 @@ def read(body: bytes, dim: int, most: int) -> tuple[Request, Form]:
         texts=texts,
         tokens=tokens,
         prompt=read_field(fields, "prompt_name", str),
-        dim=read_dimensions(fields, dim),
         truncate=read_field(fields, "truncate", bool),
     )
-    return request, Form(read_field(fields, "normalize", bool, True))
+    form = Form(read_field(fields, "normalize", bool, True), read_dimensions(fields, dim))
+    if form.dim is not None and not form.normalize and normalizes:
+        raise invalid(
+            "normalize: false with dimensions, wanted true: this model scales its vectors to unit "
+            "length itself, and the first numbers of unscaled ones are not known; leave one of "
+            "the two out.",
+            "normalize",
+        )
+    return request, form
 
 
 def answer(form: Form, vectors: F32) -> bytes:
@@ -68,7 +82,9 @@ def answer(form: Form, vectors: F32) -> bytes:
     Raises:
         DeviceError: a vector that is to be normalized is zero.
     """
-    rows = normalized(vectors) if form.normalize else vectors
+    rows = vectors[:, : form.dim]
+    if form.normalize:
+        rows = normalized(rows)
     return orjson.dumps(np.ascontiguousarray(rows), option=orjson.OPT_SERIALIZE_NUMPY)
 
 

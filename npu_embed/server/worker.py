@@ -113,8 +113,8 @@ def _ready(embedder: Embedder, opening: Opening) -> Ready:
 def answer(embedder: Embedder, message: Order | Ask) -> Done | Held | Failed:
     """The answer to a message.
 
-    The engine itself tries what fails on the device once more. Where it fails again, the next order
-    tries the device afresh: it is the server that counts it as failed.
+    The engine itself tries what fails on the device once more. Where it fails again (DeviceBad), it
+    is the server that puts another process in the place of this one.
     """
     if isinstance(message, Ask):
         return Held(embedder.contexts_held)
@@ -122,8 +122,6 @@ def answer(embedder: Embedder, message: Order | Ask) -> Done | Held | Failed:
     try:
         vectors = embedder.embed_tokens(ids)
     except errors.NpuEmbedError as error:
-        if isinstance(error, errors.DeviceBad):
-            embedder.release()
         return Failed(type(error).__name__, str(error), embedder.contexts_held)
     except Exception as error:
         # A bug or no memory. The words could quote what they must not; the type is enough.

@@ -19,6 +19,14 @@ from npu_embed import Embedder, api
 PROMPTS = {"query": "find: ", "passage": "found: ", "Other": "other: "}
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow ones are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder as slow: to import the frameworks takes seconds."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_reported() -> Iterator[None]:
     """No framework sends anything anywhere from a test."""

@@ -49,7 +49,7 @@ def _no_cluster_stays() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("_no_cluster_stays")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

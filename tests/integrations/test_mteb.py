@@ -21,7 +21,6 @@ from npu_embed.driver import Xrt as Anything  # noqa: E402
 from npu_embed.integrations.mteb import NpuEncoder  # noqa: E402
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # of torch, datasets and scikit-learn
 ]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.alone,  # a cluster, whose workers are processes
     # Ray's own: sockets and files of the processes it starts, and its plans for later versions.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

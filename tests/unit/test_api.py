@@ -98,6 +98,7 @@ def test_a_forked_child_opens_its_own(tiny_bundle: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+@pytest.mark.slow
 def test_export_makes_a_bundle_and_refuses_one_that_is_there(tmp_path: Path) -> None:
     out = npu_embed.export(TINY, tmp_path / "bundle", name="mine")
     assert npu_embed.Embedder(out, "emulated").bundle.name == "mine"
@@ -149,6 +150,7 @@ def test_export_refuses_what_is_no_path(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_export_is_a_function_whatever_was_imported_before(tmp_path: Path) -> None:
     fresh = (
         "import npu_embed; first = npu_embed.export; import npu_embed.exporters.pack; "

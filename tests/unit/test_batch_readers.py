@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from npu_embed import InputError, SettingError
-from npu_embed.batch import delimited, lines, row, sources
+from npu_embed.batch import delimited, lines, row, sources, spool
+from npu_embed.batch.folder import WorkFolder
 from npu_embed.batch.formats import import_pyarrow, input_format, output_format
 from npu_embed.batch.row import Names, Row
 from npu_embed.batch.sources import Source, expand, make_source
@@ -114,8 +115,13 @@ def test_one_huge_line_is_a_text_like_another(rows: Write) -> None:
         ("a.txt", b"ok\ntw\xff\nok\n", "a.txt:2", "byte 3 of the line is 0xff, wanted UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl:3", "broken JSON (Expecting value"),
         ("a.jsonl", b'{"text": "a"}\n["a"]\n', "a.jsonl:2", "a JSON list, wanted an object"),
-        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "a.jsonl:2", "no 'text', it has body"),
-        ("a.jsonl", b'{"text": "a"}\n{}\n', "a.jsonl:2", "no 'text', it has nothing"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"body": "b"}\n',
+            "a.jsonl:2",
+            "no column 'text', it has body",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n{}\n', "a.jsonl:2", "no column 'text', it has nothing"),
         ("a.jsonl", b'{"text": null}\n', "a.jsonl:1", "text is missing or null"),
         ("a.jsonl", b'{"text": NaN}\n', "a.jsonl:1", "text is float, wanted a string"),
         ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1", "text is int, wanted a string"),
@@ -318,6 +324,7 @@ def test_globs_are_sorted_and_may_be_names(tmp_path: Path, monkeypatch: pytest.M
         (["."], r"\.: a folder, wanted files"),
         (["out.jsonl"], "out.jsonl: is the output too"),
         (["broken"], "broken: a link to nothing"),
+        (["/dev/zero"], "/dev/zero: a device, wanted a regular file or a pipe"),
         (["su*"], "no inputs"),
         ([], "no inputs"),
     ],
@@ -342,6 +349,33 @@ def test_the_format_may_be_said(tmp_path: Path) -> None:
 def test_a_closed_stdin_says_so() -> None:
     with pytest.raises(InputError, match="stdin: closed"):
         sources.open_pipe("-", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "fails"), [("txt", 9, True), ("csv", 9, True), ("txt", 40, False)]
+)
+def test_a_pipe_of_lines_that_never_end_is_not_copied_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int, fails: bool
+) -> None:
+    monkeypatch.setattr(spool, "MAX_LINELESS_BYTES", most)
+    monkeypatch.setattr(spool, "_BLOCK_BYTES", 4)
+    stdin = io.BytesIO(b"abc\nabc\n" + bytes(40))
+    with WorkFolder.locked(tmp_path / "out.npy") as work:
+        if fails:
+            with pytest.raises(InputError, match=r"stdin: \d+ bytes without the end of a line"):
+                spool.spooled_sources(["-"], kind, work, stdin)
+            assert stdin.read()  # not to its end
+            assert not list(work.path.glob("spool*"))
+        else:
+            (source,) = spool.spooled_sources(["-"], kind, work, stdin)
+            assert source.path.read_bytes() == stdin.getvalue()
+
+
+def test_a_pipe_of_a_table_has_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MAX_LINELESS_BYTES", 4)
+    with WorkFolder.locked(tmp_path / "out.npy") as work:
+        (source,) = spool.spooled_sources(["-"], "parquet", work, io.BytesIO(bytes(100)))
+        assert source.path.stat().st_size == 100
 
 
 def test_stdin_stays_open() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from npu_embed import InputError, OutputError
 from npu_embed.batch import shards
-from npu_embed.batch.folder import WorkFolder
+from npu_embed.batch.folder import WorkFolder, new_file
 from npu_embed.batch.row import Row
 from npu_embed.batch.shards import Content, Record, Skipped, Store, Totals, cut_shards
 from npu_embed.driver import Xrt as Anything
@@ -183,6 +183,27 @@ def test_what_is_not_ours_is_not_removed(tmp_path: Path) -> None:
         Store(work.path).save(0, CONTENT, RECORD)
         work.clear()
     assert [p.name for p in (tmp_path / "out.npy.partial").iterdir()] == ["thesis.txt"]
+
+
+def test_a_new_file_follows_no_link_even_one_that_is_made_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, name = tmp_path / "victim", tmp_path / "shard.tmp"
+    victim.write_text("a thesis")
+    name.symlink_to(victim)
+    with new_file(name) as file:
+        file.write(b"ours")
+    assert (name.read_text(), name.is_symlink()) == ("ours", False)
+    real = Path.unlink
+
+    def replaced(self: Path, **options: bool) -> None:
+        real(self, **options)
+        self.symlink_to(victim)
+
+    monkeypatch.setattr(Path, "unlink", replaced)
+    with pytest.raises(FileExistsError):
+        new_file(name)
+    assert victim.read_text() == "a thesis"
 
 
 def test_a_note_that_is_damaged_is_none(tmp_path: Path) -> None:

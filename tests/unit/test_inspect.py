@@ -238,14 +238,14 @@ def test_a_file_that_is_none_of_these_is_an_error(
 def test_a_folder_without_a_manifest_is_an_error(tmp_path: Path) -> None:
     result = run("inspect", tmp_path)
     assert result.code == 1
-    assert f"{tmp_path}: a folder without manifest.txt, wanted a bundle." in result.err
+    assert f"{tmp_path}: a folder without manifest.txt, wanted a bundle; make one" in result.err
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", "a\0b", "x" * 5000):
         result = run("inspect", path)
         assert result.code == 1
-        assert "wanted a bundle folder, an xclbin or an instruction stream" in result.err
+        assert "wanted a bundle, an xclbin or an instruction stream" in result.err
 
 
 def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import base64
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,8 @@ from servers import DIM, FakeEngine, Rig, in_loop, running, vector_of
 
 from npu_embed.bundle import Bundle
 from npu_embed.driver import Xrt as Anything
+from npu_embed.errors import RunFailed
+from npu_embed.server import budgets
 from npu_embed.server.app import PASSED_OVER_BYTES, create_app
 from npu_embed.server.service import Service
 from npu_embed.tokenizer import BATCH_CHARACTERS
@@ -179,7 +181,7 @@ def test_a_body_over_the_limit_is_413_whether_its_size_is_said_or_not(
                 )
                 assert refused.status_code == 413
                 assert "4194304 bytes" in refused.text
-            assert rig.service._held_bytes == 0
+            assert rig.service.bodies.held_bytes == 0
 
     in_loop(story())
 
@@ -210,7 +212,7 @@ def test_a_body_that_does_not_come_is_given_up(tiny_bundle: Path) -> None:
                 headers={"content-type": "application/json"},
             )
             assert refused.status_code == 408
-            assert (rig.service.in_hand, rig.service._held_bytes) == (0, 0)
+            assert (rig.service.in_hand, rig.service.bodies.held_bytes) == (0, 0)
 
     in_loop(story())
 
@@ -227,6 +229,28 @@ def test_an_unknown_path_is_404_in_form(tiny_bundle: Path, path: str) -> None:
             assert (await rig.client.get("/embed")).json()["error_type"] == "validation"
 
     in_loop(story())
+
+
+def test_what_is_no_path_or_method_is_logged_where_requests_are(
+    tiny_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        async with running(tiny_bundle, log_requests=True) as rig:
+            await rig.client.post("/embeddings?input=no", json={})
+            await rig.client.get("/embed")
+            await rig.client.get("/a%0Ab" + "x" * 2000)
+        async with running(tiny_bundle) as rig:
+            await rig.client.get("/silent")
+
+    in_loop(story())
+    found = [r.getMessage().split(" ", 1)[1] for r in caplog.records if r.name == "npu_embed"]
+    assert [re.sub(r"\d\.\d{3}", "T", line) for line in found] == [
+        "POST /embeddings 404 not_found T s",
+        "GET /embed 405 method_not_allowed T s",
+        f"GET /a%0Ab{'x' * 70} 404 not_found T s",
+    ]
 
 
 def test_what_is_no_path_or_method_is_counted_and_has_an_id(tiny_bundle: Path) -> None:
@@ -308,8 +332,109 @@ def test_a_full_queue_is_429_with_retry_after_for_a_string_and_a_list_alike(
 def test_bodies_that_take_too_much_memory_together_are_429(tiny_bundle: Path) -> None:
     async def story() -> None:
         async with running(tiny_bundle, held_body_bytes=1000) as rig:
-            assert (await post(rig, "a" * 2000)).status_code == 429
+            refused = await post(rig, "a" * 2000)
+            assert (refused.status_code, error(refused)["code"]) == (429, "bodies_full")
+            assert "1000 bytes" in refused.text
             assert (await post(rig, "a")).status_code == 200
+
+    in_loop(story())
+
+
+def test_a_slow_body_makes_room_for_others(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "SLOW_S", 0.0)
+
+    async def parts() -> object:
+        yield b" " * 900
+        await asyncio.sleep(3600)
+
+    async def story() -> None:
+        async with running(tiny_bundle, held_body_bytes=1000) as rig:
+            slow = asyncio.ensure_future(
+                rig.client.post(
+                    "/v1/embeddings",
+                    content=parts(),  # type: ignore[arg-type]
+                    headers={"content-type": "application/json"},
+                )
+            )
+            await rig.until(lambda: rig.service.bodies.held_bytes == 900)
+            assert (await post(rig, "a" * 300, truncate=True)).status_code == 200
+            given_up = await slow
+            assert (given_up.status_code, error(given_up)["code"]) == (408, "body_timeout")
+            assert "while others had no room" in given_up.text
+            assert (rig.service.bodies.held_bytes, rig.service.bodies.count) == (0, 0)
+
+    in_loop(story())
+
+
+def test_answers_that_nobody_takes_keep_others_out_and_not_the_memory_full(
+    tiny_bundle: Path,
+) -> None:
+    async def story() -> None:
+        async with running(tiny_bundle, held_answer_bytes=1000) as rig:
+            answers = rig.service.answers
+            unsent = 999
+            answers.unsent_bytes = lambda: unsent
+            for path in ("/v1/embeddings", "/embed"):
+                refused = await post(rig, "a", path)
+                assert refused.status_code == 429
+                assert "retry-after" in refused.headers
+                assert "999 bytes of those that clients have yet to take" in refused.text
+            assert not rig.engine.orders
+            unsent = 0
+            assert (await post(rig, "a")).status_code == 200
+            # One alone may be larger than all together may be.
+            assert (await post(rig, ["a"] * 20)).status_code == 200
+            rig.engine.open.clear()
+            first = asyncio.ensure_future(post(rig, ["a"] * 7))  # 7 x 8 numbers of 16 bytes
+            await rig.until(lambda: answers.reserved_bytes == 896)
+            assert error(await post(rig, "a"))["code"] == "answers_full"
+            rig.engine.open.set()
+            assert (await first).status_code == 200
+            await post(rig, "a " * 200)  # is refused
+            rig.engine.failures = [RunFailed("lost")]
+            assert (await post(rig, "a")).status_code == 503
+            assert answers.reserved_bytes == 0
+
+    in_loop(story())
+
+
+def test_an_answer_has_its_room_until_its_connection_has_it(tiny_bundle: Path) -> None:
+    body = json.dumps({"inputs": ["a", "b"]}).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/embed",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+
+    async def story() -> None:
+        async with running(tiny_bundle) as rig:
+            answers = rig.service.answers
+            held: list[int] = []
+            waits = asyncio.Event()
+            parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive() -> dict[str, object]:
+                if parts:
+                    return parts.pop()
+                await asyncio.sleep(3600)
+                raise AssertionError
+
+            async def send(message: MutableMapping[str, Anything]) -> None:
+                held.append(answers.reserved_bytes - len(message.get("body", b"")))
+                await waits.wait()  # the connection is full of an answer before
+
+            app = create_app(rig.service)
+            sending = asyncio.ensure_future(app(scope, receive, send))
+            await rig.until(lambda: bool(held))
+            assert answers.reserved_bytes == held[0] > 0
+            waits.set()
+            await sending
+            assert held[1:] == [0]  # as much as the answer has
+            assert answers.reserved_bytes == 0
 
     in_loop(story())
 
@@ -426,6 +551,7 @@ def test_health_answers_while_the_device_works(tiny_bundle: Path) -> None:
             health = await rig.client.get("/health")
             assert health.status_code == 200
             found = health.json()
+            assert found["device"].pop("busy_s") >= 0
             assert found["device"] | {"error": None} == {
                 "kind": "emulated",
                 "state": "ready",
@@ -440,6 +566,7 @@ def test_health_answers_while_the_device_works(tiny_bundle: Path) -> None:
             assert found["queue"]["requests_in_hand"] == 2
             rig.engine.open.set()
             await asyncio.gather(first, second)
+            assert (await rig.client.get("/health")).json()["device"]["busy_s"] is None
 
     in_loop(story())
 

@@ -86,6 +86,32 @@ def test_a_client_that_takes_nothing_of_its_answer_is_not_waited_for(requests: i
     in_loop(story())
 
 
+@pytest.mark.parametrize(("bytes_per_s", "whole"), [(1 << 40, False), (1 << 10, True)])
+def test_a_client_must_take_its_answer_at_some_pace(
+    monkeypatch: pytest.MonkeyPatch, bytes_per_s: int, whole: bool
+) -> None:
+    monkeypatch.setattr(connection, "SLOWEST_BYTES_PER_S", bytes_per_s)
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+
+    async def story() -> None:
+        close = b"GET /much HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        reader, writer, server = await sent(close)
+        found = 0
+        try:
+            while True:  # something is taken between any two looks
+                found += len(await reader.readexactly(2 << 20))
+                await asyncio.sleep(connection.STALLED_S / 4)
+        except asyncio.IncompleteReadError as end:
+            found += len(end.partial)
+        except ConnectionResetError:
+            pass
+        assert (found > ANSWER_BYTES) == whole
+        writer.close()
+        server.close()
+
+    in_loop(story())
+
+
 def test_a_client_that_waits_for_a_late_answer_gets_it() -> None:
     async def story() -> None:
         close = b"GET /late HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

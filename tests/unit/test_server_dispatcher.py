@@ -19,7 +19,7 @@ from npu_embed.errors import (
     RunFailed,
 )
 from npu_embed.server import dispatcher
-from npu_embed.server.link import WorkerDied, WorkerFailed
+from npu_embed.server.link import WorkerDied, WorkerFailed, WorkerStuck
 from npu_embed.server.messages import Order
 from npu_embed.server.queue import Queue
 
@@ -71,9 +71,7 @@ def test_an_idle_device_waits_a_little_for_others(tiny_bundle: Path) -> None:
     in_loop(story())
 
 
-@pytest.mark.parametrize(
-    "error", [RunFailed("mha: timed out"), DeviceBad("twice"), NoFreeContext("no slot")]
-)
+@pytest.mark.parametrize("error", [RunFailed("mha: timed out"), NoFreeContext("no slot")])
 def test_a_device_error_fails_its_requests_and_the_next_succeeds(
     tiny_bundle: Path, error: NpuEmbedError
 ) -> None:
@@ -138,15 +136,62 @@ def test_what_is_no_clients_fault_is_a_server_error(
     in_loop(story())
 
 
-def test_a_worker_that_dies_is_started_again_and_its_requests_fail(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (WorkerDied("the worker process ended by signal 9"), "signal 9"),
+        (WorkerStuck("the worker process gave no answer for 600 s"), "no answer"),
+        (DeviceBad("failed twice"), "failed twice"),
+    ],
+)
+def test_a_worker_that_is_of_no_use_is_started_again_and_its_requests_fail(
+    tiny_bundle: Path, error: NpuEmbedError, words: str
+) -> None:
     async def story() -> None:
-        engine = FakeEngine(failures=[WorkerDied("the worker process ended by signal 9")])
-        async with running(tiny_bundle, engine) as rig:
+        async with running(tiny_bundle, FakeEngine(failures=[error])) as rig:
             failed = await post(rig, "a")
-            assert (failed.status_code, "signal 9" in failed.text) == (503, True)
+            assert (failed.status_code, words in failed.text) == (503, True)
+            assert "retry-after" in failed.headers
             assert (await post(rig, "a")).status_code == 200
             status, device = await health(rig)
             assert (status, device["worker_restarts"]) == (200, 1)
+
+    in_loop(story())
+
+
+def test_health_is_bad_until_a_new_worker_has_the_device(tiny_bundle: Path) -> None:
+    async def story() -> None:
+        engine = FakeEngine(
+            failures=[DeviceBad("gone")], starts=[None, *[DeviceBad("still gone")] * 10_000]
+        )
+        async with running(tiny_bundle, engine) as rig:
+            assert (await post(rig, "a")).status_code == 503
+            await rig.until(lambda: rig.service.dispatcher.device.state == "down")
+            status, device = await health(rig)
+            assert (status, device["error"]) == (503, "still gone")
+            engine.starts.clear()
+            await rig.until(lambda: rig.service.health()[0])
+            assert (await post(rig, "a")).status_code == 200
+
+    in_loop(story())
+
+
+@pytest.mark.parametrize("error", [WorkerStuck("no answer"), DeviceBad("twice")])
+def test_an_idle_worker_that_is_of_no_use_is_started_again(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, error: NpuEmbedError
+) -> None:
+    async def story() -> None:
+        async with running(tiny_bundle) as rig:
+            failures = [error]
+
+            def contexts() -> int:
+                if failures:
+                    raise failures.pop()
+                return rig.engine.held
+
+            monkeypatch.setattr(rig.engine, "contexts", contexts)
+            await rig.until(lambda: rig.service.dispatcher.device.restarts == 1)
+            await rig.until(lambda: rig.service.health()[0])
 
     in_loop(story())
 

@@ -22,9 +22,9 @@ def openai(body: object) -> tuple[Request, openai_api.Form]:
     return openai_api.read(raw, MODELS, DIM, MOST)
 
 
-def tei(body: object) -> tuple[Request, tei_api.Form]:
+def tei(body: object, *, normalizes: bool = True) -> tuple[Request, tei_api.Form]:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return tei_api.read(raw, DIM, MOST)
+    return tei_api.read(raw, DIM, MOST, normalizes=normalizes)
 
 
 def of(value: object, **more: object) -> dict[str, object]:
@@ -50,8 +50,8 @@ def test_the_four_forms_of_input(value: object, texts: object, tokens: object) -
 def test_options_are_read_and_null_is_as_if_not_there() -> None:
     more = {"dimensions": 8, "prompt_name": "query", "truncate": True, "user": "u"}
     request, form = openai(of("a", encoding_format="base64", **more))
-    assert request == Request("input", ["a"], None, "query", 8, True)
-    assert form == openai_api.Form("m", "base64")
+    assert request == Request("input", ["a"], None, "query", True)
+    assert form == openai_api.Form("m", "base64", 8)
     assert openai(of("a", **dict.fromkeys([*more, "encoding_format"])))[0] == Request(
         "input", ["a"], None
     )
@@ -59,7 +59,7 @@ def test_options_are_read_and_null_is_as_if_not_there() -> None:
         {"inputs": "a", "normalize": False, "truncate": False, "truncation_direction": "right"}
     )
     assert tei_request == Request("inputs", ["a"], None, truncate=False)
-    assert tei_form == tei_api.Form(normalize=False)
+    assert tei_form == tei_api.Form(normalize=False, dim=None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def vectors() -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def test_an_answer_of_numbers_gives_the_float32_back() -> None:
-    answer = json.loads(openai_api.answer(openai_api.Form("m", "float"), vectors(), 7))
+    answer = json.loads(openai_api.answer(openai_api.Form("m", "float", None), vectors(), 7))
     assert answer["object"] == "list"
     assert answer["model"] == "m"
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
@@ -155,15 +155,27 @@ def test_an_answer_of_numbers_gives_the_float32_back() -> None:
 
 
 def test_an_answer_in_base64_is_little_endian_float32() -> None:
-    answer = json.loads(openai_api.answer(openai_api.Form("m", "base64"), vectors(), 7))
+    answer = json.loads(openai_api.answer(openai_api.Form("m", "base64", None), vectors(), 7))
     found = [np.frombuffer(base64.b64decode(d["embedding"]), "<f4") for d in answer["data"]]
     np.testing.assert_array_equal(found, vectors())
 
 
 def test_a_tei_answer_is_an_array_for_each_text_and_normalized_unless_not_wanted() -> None:
-    plain = json.loads(tei_api.answer(tei_api.Form(normalize=False), vectors()))
+    plain = json.loads(tei_api.answer(tei_api.Form(normalize=False, dim=None), vectors()))
     np.testing.assert_array_equal(np.array(plain, dtype=np.float32), vectors())
-    unit = json.loads(tei_api.answer(tei_api.Form(normalize=True), vectors()))
+    unit = json.loads(tei_api.answer(tei_api.Form(normalize=True, dim=None), vectors()))
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+
+
+def test_a_tei_answer_that_is_not_normalized_has_the_first_numbers_as_they_are() -> None:
+    body = {"inputs": "a", "normalize": False, "dimensions": 2}
+    form = tei(body, normalizes=False)[1]
+    cut = json.loads(tei_api.answer(form, vectors()))
+    np.testing.assert_array_equal(np.array(cut, dtype=np.float32), vectors()[:, :2])
+    with pytest.raises(Refusal, match="this model scales its vectors to unit length") as caught:
+        tei(body, normalizes=True)
+    assert (caught.value.status, caught.value.param) == (400, "normalize")
+    unit = json.loads(tei_api.answer(tei({"inputs": "a", "dimensions": 2})[1], vectors()))
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
 
 

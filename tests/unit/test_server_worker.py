@@ -73,7 +73,6 @@ def test_an_order_that_the_engine_had_to_try_twice_says_so(
 @pytest.mark.parametrize(
     ("errors", "kind", "words"),
     [
-        ([RunFailed("first"), RunFailed("second")], "DeviceBad", "Then: second"),
         ([NoFreeContext("no slot")], "NoFreeContext", "no slot"),
         ([ZeroDivisionError("quoted words")], "ZeroDivisionError", "ZeroDivisionError in the"),
     ],
@@ -95,6 +94,18 @@ def test_what_fails_is_told_by_its_class_and_the_next_order_is_right(
     done = answer(opened, ORDER)
     assert isinstance(done, Done)
     np.testing.assert_array_equal(done.vectors, wanted)
+
+
+def test_a_device_that_counts_as_bad_does_so_until_another_process_opens_it(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Embedder(tiny_bundle, "emulated") as opened:
+        failing(monkeypatch, [RunFailed("first"), RunFailed("second")])
+        for _ in range(2):
+            failed = answer(opened, ORDER)
+            assert isinstance(failed, Failed)
+            assert failed.kind == "DeviceBad"
+            assert "Then: second" in failed.message
 
 
 def test_ids_out_of_range_fail_as_an_input_error(opened: Embedder) -> None:
