@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any
 
@@ -83,7 +83,9 @@ class _Blas:
     def _set(self, threads: int) -> None:
         if self._before > 1:
             for lib in self._found():
-                lib.set_num_threads(threads)
+                # threadpoolctl's own takes it from the first thread only, whose limit it holds for
+                # a whole; ours begins and ends in whichever thread comes first and last.
+                getattr(lib, "_real_set_num_threads", lib.set_num_threads)(threads)
 
     def after_fork(self) -> None:
         """In a child: the threads that were computing are the parent's."""
@@ -135,27 +137,31 @@ def count() -> int:
     return _blas.threads()
 
 
-def run(jobs: Sequence[Job]) -> None:
+def run(jobs: Sequence[Job], *, blas: bool = False) -> None:
     """Do all jobs, in any order; each is given work arrays that no other uses meanwhile.
+
+    blas: whether they compute with it.
 
     Raises:
         MemoryError: or what else a job raises; no other is running then.
     """
     waiting = iter(jobs)
-    with _blas.single():
+    with _blas.single() if blas else nullcontext():
         helpers = _threads.start(min(len(jobs), count()) - 1, waiting)
         try:
             _work(waiting)
         finally:
             for _ in waiting:  # after an error nobody starts another job
                 pass
-            errors = [helper.exception() for helper in helpers]  # waits for them
+            # Those that help another caller, and have not begun, are not waited for.
+            begun = [helper for helper in helpers if not helper.cancel()]
+            errors = [helper.exception() for helper in begun]
     for error in filter(None, errors):
         try:
             raise error
         finally:
             # Its traceback has this frame: a cycle that would keep the jobs' buffers.
-            del error, errors, helpers
+            del error, errors, begun, helpers
 
 
 def _work(waiting: Iterator[Job]) -> None:
@@ -174,8 +180,8 @@ os.register_at_fork(after_in_child=_threads.after_fork)
 
 
 LEAST_FLOP = 4_000_000  # of a job for another thread: some 40 us, as long as it takes to wake one
-BLOCK_ROWS = 256  # a block's float32 operands and results stay in the cache; more gain nothing
-THIN_ROWS = 64  # of fewer, columns are shared out: a product of few rows is bound by reading B
+BLOCK_ROWS = 96  # float32 operands of a block stay in the cache; a multiple of 6: Registers.rows
+JOBS_A_CORE = 3  # so that none waits long for the last one
 LEAST_ELEMS = 1 << 16  # of rows to go through for another thread
 
 Block = tuple[int, int, int, int]  # rows [start, stop) and columns [start, stop) of a product
@@ -186,13 +192,16 @@ def cut_product(rows: int, columns: int, k: int, tile: int) -> list[Block]:
 
     Each core gets several where there are enough, so that none waits long for the last one.
     """
-    parts = min(count(), max(1, 2 * rows * columns * k // LEAST_FLOP))
-    if rows <= THIN_ROWS:
-        size = -(-columns // (parts * tile)) * tile
-        return [(0, rows, at, min(at + size, columns)) for at in range(0, columns, size)]
-    blocks = parts * -(-rows // (BLOCK_ROWS * parts))
-    size = min(rows, -(-rows // (blocks * THIN_ROWS)) * THIN_ROWS)
-    return [(at, min(at + size, rows), 0, columns) for at in range(0, rows, size)]
+    tops = range(0, rows, BLOCK_ROWS)
+    wanted = 1
+    if count() > 1:
+        wanted = max(1, min(JOBS_A_CORE * count(), 2 * rows * columns * k // LEAST_FLOP))
+    size = -(-columns // (-(-wanted // len(tops)) * tile)) * tile
+    return [
+        (top, min(top + BLOCK_ROWS, rows), left, min(left + size, columns))
+        for top in tops
+        for left in range(0, columns, size)
+    ]
 
 
 def run_rows(rows: int, width: int, part: Callable[[int, int], None]) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import jit
 from ..bf16 import RowBuffer, round_rows, rows_of, to_bf16
 from ..cores import Scratch
-from ..jit import erf
+from . import erf
+from .epilogue_numbers import GEGLU_TANH, GELU_ERF, GELU_TANH, NONE, TANH
+
+__all__ = ["GEGLU_TANH", "GELU_ERF", "GELU_TANH", "NONE", "TANH", "finish"]
 
 F32 = NDArray[np.float32]
 
 BLOCK_ELEMS = 1 << 15  # of float32: a block and its scratch stay in the cache
-
-NONE, GELU_ERF, GELU_TANH, GEGLU_TANH, TANH = range(5)
 
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
@@ -73,7 +73,7 @@ def _polynomial(coefficients: tuple[float, ...], x: F32) -> F32:
 
 
 def _gelu_erf_block(x: F32) -> None:
-    """X = x/2 (1 + erf(x/sqrt 2)); compiled in jit.product_ir."""
+    """X = x/2 (1 + erf(x/sqrt 2)), in place."""
     z = np.multiply(x, _RSQRT2)
     np.clip(z, -_CLAMP, _CLAMP, out=z)
     square = np.multiply(z, z)
@@ -90,13 +90,8 @@ def _gelu_tanh(acc: F32, bias: F32, tile: int, powers: F32, out: RowBuffer) -> N
     """Each tile's gates x become x / (1 + e^(-2 u)), times its ups; powers is a work array.
 
     That is x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), without tanh's loss of
-    digits where x is negative. Compiled as jit.array.gelu_exponents and gelu_tanh_rows.
+    digits where x is negative.
     """
-    if jit.kernels is not None:
-        jit.kernels.gelu_exponents(acc, bias, tile, powers)
-        np.exp(powers, out=powers)
-        jit.kernels.gelu_tanh_rows(acc, bias, tile, powers, *out)
-        return
     elements, first, stride = out
     rows, n = acc.shape
     gates = powers.shape[1] // (n // tile)

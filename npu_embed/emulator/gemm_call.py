@@ -176,7 +176,8 @@ class GemmCall:
                 partial(self._multiply, a, b, c, g * rows, block)
                 for g, b in enumerate(weights)
                 for block in cut_product(rows, b.columns, self._k, self._tiles.n_tile)
-            ]
+            ],
+            blas=not isinstance(weights[0].way, tuple),
         )
         if self._c_view is not None:
             self._c_view.wrote(args)

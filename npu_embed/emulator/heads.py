@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import jit
 from ..bf16 import BF16, F32, to_bf16, to_f32
+
+_EXPONENT = np.uint16(0x7F80)
 
 
 @dataclass(slots=True, eq=False)  # made four times a run: frozen ones take three times as long
@@ -28,21 +29,16 @@ class Heads:
 
     def widen(self, head: int, row: int, out: F32) -> F32:
         """The heads and rows from there on, as many as out [heads, rows, head_dim] has, in out."""
-        if jit.kernels is not None:
-            jit.kernels.widen_heads(
-                self.elements, self.at(head, row), self.head_stride, self.row_stride, out
-            )
-            return out
         return to_f32(self._view(head, row, out.shape), out=out)
 
     def round(self, head: int, row: int, x: F32) -> None:
         """Write x [heads, rows, head_dim], rounded, to the heads and rows from there on."""
-        if jit.kernels is not None:
-            jit.kernels.round_heads(
-                x, self.elements, self.at(head, row), self.head_stride, self.row_stride
-            )
-        else:
-            self._view(head, row, x.shape)[...] = to_bf16(x)
+        self._view(head, row, x.shape)[...] = to_bf16(x)
+
+    def finite(self, head: int, row: int, shape: tuple[int, ...]) -> bool:
+        """Whether no number of the heads and rows from there on is infinite or NaN."""
+        exponents = self._view(head, row, shape) & _EXPONENT
+        return not (exponents == _EXPONENT).any()
 
     def _view(self, head: int, row: int, shape: tuple[int, ...]) -> BF16:
         strides = (2 * self.head_stride, 2 * self.row_stride, 2)

@@ -15,6 +15,9 @@ from ..cores import Job, Scratch
 from .dma import Piece
 from .flows import Arguments, View, collapse, gather, scatter, split_dims, spread, view
 from .heads import Heads
+from .llvm import machine
+from .llvm.machine import Attention
+from .llvm.registers import LANES
 from .softmax import padded, softmax2
 
 # Query rows computed at a time: with a window, keys far from all of them are left out.
@@ -161,6 +164,11 @@ class MhaCall:
         written = args[o.arg].memory
         return all(args[arg].memory is not written for arg in self.read)
 
+    @property
+    def uses_blas(self) -> bool:
+        """Whether numpy computes it."""
+        return self._head_dim % LANES > 0 or machine.load() is None
+
     def jobs(self, args: Arguments, spans: Sequence[Span]) -> list[Job]:
         """What is to be done for the rows of `spans`, in any order; for calls in place."""
         (group,) = self._groups
@@ -179,12 +187,12 @@ class MhaCall:
         """Compute from and into the arguments' device memory."""
         whole = [(0, self.rows)]
         if self.in_place(args):
-            cores.run(self.jobs(args, whole))
+            cores.run(self.jobs(args, whole), blas=self.uses_blas)
             self.wrote(args)
             return
         for group in self._groups:
             operands = self._gathered(group, args)
-            cores.run(self._jobs(group, operands, whole))
+            cores.run(self._jobs(group, operands, whole), blas=self.uses_blas)
             bits = operands.o.elements
             if isinstance(group.streams, Column):
                 scatter(group.streams.o, args, bits)
@@ -236,8 +244,24 @@ class MhaCall:
         kv, window = limit
         low = min(max(0, start - window), kv)
         high = max(min(kv, stop + window), low)
+        compiled = None if high == low or self.uses_blas else machine.load()
         for head, heads, kv_head, kv_heads in group.shares():
             share = heads // kv_heads
+            if compiled is not None and (
+                window >= max(stop - low, high - start)
+                # A key outside the window takes no part, and 0 * NaN would.
+                or operands.v.finite(kv_head, low, (kv_heads, high - low, self._head_dim))
+            ):
+                of = Attention(
+                    (operands.q, head, start),
+                    (operands.k, kv_head, low),
+                    (operands.v, kv_head, low),
+                    (operands.o, head, start),
+                    *(kv_heads, share, stop - start, high - low, self._head_dim),
+                    *(start - low, window),
+                )
+                compiled.attend(of, scratch)
+                continue
             step = max(1, SCORE_ELEMS // (share * (stop - start) * padded(high - low) or 1))
             for at in range(0, kv_heads, step):
                 some = min(step, kv_heads - at)
@@ -311,7 +335,7 @@ def compute_list(calls: Sequence[tuple[MhaCall, Arguments]]) -> None:
         calls, written, visible_spans(written), strict=True
     ):
         jobs += call.jobs(args, [(start - first, stop - first) for start, stop in visible])
-    cores.run(jobs)
+    cores.run(jobs, blas=any(call.uses_blas for call, _ in calls))
     for call, args in calls:
         call.wrote(args)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import jit
 from ..bf16 import round_f32
 from ..jit.lanes import LANES, sum_lanes
 
@@ -28,11 +27,6 @@ def softmax2(s: F32, keys: int, first: int, window: int) -> None:
     first + i; key j takes part if j < keys and abs(first + i - j) <= window. A query without a key
     gets zeros.
     """
-    if jit.kernels is not None:
-        jit.kernels.shift_scores(s, keys, first, window, _LN2)
-        np.exp(s, out=s)
-        jit.kernels.weights_of(s)
-        return
     s[:, :, keys:] = -np.inf
     rows = s.shape[1]
     if window < max(first + rows, keys):

@@ -8,28 +8,21 @@ import numpy as np
 
 from ..bf16 import BF16, F32, RowBuffer, to_f32, widen_rows
 from ..cores import Scratch
-from ..jit import product, registers
-from ..jit.product import Product
 from . import epilogues
-
-# What the compiled GEMM can finish, by epilogue and whether there is a bias; the other epilogues'
-# exp and tanh are numpy's.
-_COMPILED = {
-    (epilogues.NONE, False): registers.NONE,
-    (epilogues.NONE, True): registers.BIAS,
-    (epilogues.GELU_ERF, True): registers.GELU,
-}
+from .llvm import machine
+from .llvm.machine import Machine
+from .llvm.registers import LANES
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """B [K, N] for one of the ways to multiply, and its bias [N] where it has one.
 
-    way: products compiled for this machine, with B in their panels; or BLAS, with B in float32.
+    way: this machine's own code, with B in its panels; or BLAS, with B in float32.
     tile: the columns that products are cut at multiples of.
     """
 
-    way: tuple[Product, BF16] | F32
+    way: tuple[Machine, BF16] | F32
     k: int
     columns: int
     tile: int
@@ -50,25 +43,20 @@ class Weights:
         wide = scratch.take("a", (rows, self.k))
         if isinstance(self.way, tuple):
             compiled, panels = self.way
-            width = compiled.columns
-            panels = panels[left // width : right // width]
-            finish = _COMPILED.get((epilogue, bias is not None))
-            if finish is not None:
-                work = wide, scratch.take("acc", (rows, width))
-                compiled.gemm(a, panels, bias, finish, out, work)
-                return
-            acc = scratch.take("acc", (rows, right - left))
-            compiled.multiply(widen_rows(*a, wide), panels, acc)
-        else:
-            acc = scratch.take("acc", (rows, right - left))
-            np.matmul(widen_rows(*a, wide), self.way[:, left:right], out=acc)
+            panels = panels[left // compiled.columns : right // compiled.columns]
+            work = wide, scratch.take("acc", (rows, self.tile))
+            compiled.gemm(a, panels, self.tile, bias, epilogue, out, work)
+            return
+        acc = scratch.take("acc", (rows, right - left))
+        np.matmul(widen_rows(*a, wide), self.way[:, left:right], out=acc)
         epilogues.finish(acc, bias, epilogue, self.tile, out, scratch)
 
 
 def prepare(b: BF16, bias: F32 | None, tile: int) -> Weights:
     """Weights of B [K, N], for products that are cut at multiples of tile columns."""
-    compiled = product.load()
-    fits = compiled is not None and tile % compiled.columns == 0
+    compiled = machine.load()
+    # A GeGLU pair is cut in the middle of a tile.
+    fits = compiled is not None and tile % max(compiled.columns, 2 * LANES) == 0
     way = (compiled, compiled.pack(b)) if compiled is not None and fits else to_f32(b)
     k, columns = b.shape
     return Weights(way, k, columns, tile, bias)

@@ -9,14 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import scalars
-from .array import (
-    gelu_exponents,
-    gelu_tanh_rows,
-    round_heads,
-    shift_scores,
-    weights_of,
-    widen_heads,
-)
 from .gemma import gate_rows, table_rows
 from .heads import make_heads, put_heads
 from .rms import add_rms_norm, add_rows, put_rms_norm
@@ -28,18 +20,12 @@ __all__ = [
     "add_rows",
     "compile_all",
     "gate_rows",
-    "gelu_exponents",
-    "gelu_tanh_rows",
     "layer_norm",
     "make_heads",
     "put_heads",
     "put_rms_norm",
-    "round_heads",
     "round_rows",
-    "shift_scores",
     "table_rows",
-    "weights_of",
-    "widen_heads",
     "widen_rows",
 ]
 

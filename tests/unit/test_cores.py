@@ -64,7 +64,7 @@ def test_every_job_is_done_once_by_as_many_threads_as_blas_may_have() -> None:
 @pytest.mark.usefixtures("two")
 def test_jobs_see_one_blas_thread_and_the_user_gets_his_own_back() -> None:
     seen: list[int] = []
-    cores.run([lambda scratch: seen.append(blas_threads())] * 4)
+    cores.run([lambda scratch: seen.append(blas_threads())] * 4, blas=True)
     assert seen == [1] * 4
     assert blas_threads() == 2
     assert cores.count() == 2
@@ -72,19 +72,50 @@ def test_jobs_see_one_blas_thread_and_the_user_gets_his_own_back() -> None:
 
 @pytest.mark.usefixtures("two")
 def test_two_callers_at_once_leave_the_users_setting_as_it_was() -> None:
-    meet = threading.Barrier(2, timeout=30)
+    first_runs, second_runs, first_is_back = (threading.Event() for _ in range(3))
 
-    def outer(scratch: Scratch) -> None:
-        meet.wait()
+    def first(scratch: Scratch) -> None:
+        first_runs.set()
+        second_runs.wait(30)
 
-    def other() -> None:
-        cores.run([outer])
+    def second(scratch: Scratch) -> None:
+        assert blas_threads() == 1
+        second_runs.set()
+        first_is_back.wait(30)
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    cores.run([outer])
+    thread = threading.Thread(target=lambda: cores.run([second], blas=True))
+
+    def start_second() -> None:
+        first_runs.wait(30)
+        thread.start()
+
+    starter = threading.Thread(target=start_second)
+    starter.start()
+    cores.run([first], blas=True)
+    first_is_back.set()
+    starter.join()
     thread.join()
-    assert blas_threads() == 2
+    assert blas_threads() == 2  # though another thread than the one that began has ended it
+
+
+@pytest.mark.usefixtures("two")
+def test_a_caller_does_not_wait_for_a_thread_that_helps_another() -> None:
+    helped, ended = threading.Event(), threading.Event()
+
+    def long(scratch: Scratch) -> None:
+        if threading.current_thread() is not other:
+            helped.set()  # by the one thread there is to help
+        ended.wait(30)
+
+    other = threading.Thread(target=lambda: cores.run([long] * 2))
+    other.start()
+    assert helped.wait(30)
+    done: list[int] = []
+    cores.run([lambda scratch: done.append(1)] * 4)
+    assert not ended.is_set()
+    assert len(done) == 4
+    ended.set()
+    other.join()
 
 
 @pytest.mark.usefixtures("two")
@@ -201,8 +232,10 @@ def test_small_products_are_not_cut_and_large_ones_give_every_core_some(
 ) -> None:
     monkeypatch.setattr(cores, "count", lambda: 2)
     assert len(cores.cut_product(16, 64, 64, 64)) == 1
-    assert len(cores.cut_product(16, 1536, 384, 64)) == 2
-    assert len(cores.cut_product(2048, 1536, 384, 64)) == 8
+    assert len(cores.cut_product(16, 1536, 384, 64)) == 4
+    assert len(cores.cut_product(2048, 1536, 384, 64)) == 22
+    monkeypatch.setattr(cores, "count", lambda: 1)
+    assert len(cores.cut_product(16, 1536, 384, 64)) == 1
 
 
 @pytest.mark.usefixtures("two")

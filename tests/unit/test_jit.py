@@ -69,6 +69,7 @@ def test_without_them_numpy_computes(compiled: str, before: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_child_forked_while_they_load_computes_with_numpy() -> None:
     code = """
 import os, threading

@@ -1,15 +1,14 @@
-"""Compiled: C = A B for rows of float32 and weights in bfloat16, by LLVM alone.
+"""The machine code of this process: compiled once, called without Python's lock.
 
-BLAS packs B anew at each product, which for a short text's few rows costs more than the arithmetic.
-Here B is packed once, into panels of as many columns as the registers hold of some rows of C:
-[panel][k][column]. Every element of C is one chain of fused multiply-adds over k, in slices of K
-that are added one after another; so its bits depend on its row of A and its column of B alone: not
-on the other rows, nor on how wide a machine's registers are. The slices are those of OpenBLAS for
-AVX-512 machines: there the bits are numpy's too.
+BLAS packs B anew at each product, which for a short text's few rows costs more than the arithmetic;
+here it is packed once, in bfloat16, into panels of as many columns as the registers hold of some
+rows of C: [panel][k][column]. An element's bits depend on its row of A and its column of B alone:
+not on the other rows, nor on how wide a machine's registers are. The slices that K is summed in are
+those of OpenBLAS on AVX-512 machines: there a product's bits are numpy's too.
 
-numba would do, but takes half a second to import and comes in the middle of a process' work (see
-jit); the first text's products are to be the same as the last's. llvmlite, which numba stands on,
-imports and compiles this in a tenth of a second.
+numba, which the host's loops are compiled by, would do, but takes half a second to import and comes
+in the middle of a process' work; the first text's products are to be the same as the last's.
+llvmlite, which numba stands on, imports and loads this in a tenth of that.
 """
 
 from __future__ import annotations
@@ -19,106 +18,154 @@ import importlib
 import logging
 import os
 import threading
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .. import settings
-from .registers import NONE, REGISTERS, Registers
+from ... import settings
+from ...bf16 import BF16, F32, RowBuffer
+from ...cores import Scratch
+from ..epilogue_numbers import GEGLU_TANH
+from ..heads import Heads
+from .kept import kept
+from .registers import LANES, REGISTERS, Registers
 
 log = logging.getLogger("npu_embed")
-
-F32 = NDArray[np.float32]
-U16 = NDArray[np.uint16]
 
 SLICE = 448  # of K, in one chain
 SLICE_STEP = 16  # what is left for the last two slices is halved, to this multiple
 
 
-RowBuffer = tuple[U16, int, int]  # elements, position of a row's first, elements to the next row
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Where an attention's operands are, from the first head, query row and key on.
+
+    share: query heads to a key/value head. Row i is query first + i in positions of the keys.
+    """
+
+    q: tuple[Heads, int, int]  # heads, the first one's number, the first row of them
+    k: tuple[Heads, int, int]
+    v: tuple[Heads, int, int]
+    o: tuple[Heads, int, int]
+    kv_heads: int
+    share: int
+    rows: int
+    keys: int
+    dim: int
+    first: int
+    window: int
 
 
-class Product:
-    """The machine's products."""
+class Machine:
+    """What this machine computes in its own code."""
 
     def __init__(self, registers: Registers, engine: Any) -> None:
-        address, size = ctypes.c_void_p, ctypes.c_int64
-        # Foreign functions called so let other threads run meanwhile.
-        product = ctypes.CFUNCTYPE(
-            None, *(address, size, size), *(address, size), *(address, address, size)
-        )
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
         gemm = ctypes.CFUNCTYPE(
             None,
-            *(address, size, size, size),
-            *(address, size, address, size),
-            *(address, size, address, address, address, size),
+            *(pointer, size, size, size),
+            *(pointer, size, size, pointer, size, pointer, size),
+            *(pointer, pointer, pointer, size),
         )
         self.columns = registers.columns
-        self._product = product(engine.get_function_address("product"))
         self._gemm = gemm(engine.get_function_address("gemm"))
+        self._attention = ctypes.CFUNCTYPE(None, pointer)(engine.get_function_address("attention"))
         self._engine = engine  # owns the machine code
 
-    def pack(self, b: U16) -> U16:
+    def pack(self, b: BF16) -> BF16:
         """B [K, N], N a multiple of `columns`, in panels: [N / columns, K, columns]."""
         k, _ = b.shape
         return np.ascontiguousarray(b.reshape(k, -1, self.columns).transpose(1, 0, 2))
 
-    def multiply(self, a: F32, panels: U16, c: F32) -> None:
-        """C = A B; a [M, K], panels [N / columns, K, columns], c [M, N], all C-contiguous."""
-        rows, k = a.shape
-        count = len(panels)
-        self._check(panels, k)
-        if c.shape != (rows, count * self.columns) or not (
-            a.flags.c_contiguous and c.flags.c_contiguous
-        ):
-            raise ValueError(f"product of {a.shape} and {panels.shape} into {c.shape}")
-        ends = _slices(k)
-        self._product(
-            *(a.ctypes.data, rows, k, panels.ctypes.data, count, c.ctypes.data, ends, len(ends))
-        )
-
     def gemm(
         self,
         a: RowBuffer,
-        panels: U16,
+        panels: BF16,
+        tile: int,
         bias: F32 | None,
         epilogue: int,
         out: RowBuffer,
         work: tuple[F32, F32],
     ) -> None:
-        """Write epilogue(A B + bias), rounded, to rows of out.
+        """Write epilogue(A B + bias), rounded, to rows of out; a and out may not overlap.
 
-        work: float32 [M, K] and [M, columns]. a and out may not overlap.
+        panels: B as pack() gives it; tile: the columns of a GeGLU pair, a multiple of `columns`.
+        work: float32 [M, K] and [M, tile].
+
+        Raises:
+            ValueError: sizes that do not fit each other.
         """
-        rows, k = work[0].shape
-        count = len(panels)
+        (rows, k), count = work[0].shape, len(panels)
         width = count * self.columns
-        self._check(panels, k)
-        for (bits, first, stride), columns in ((a, k), (out, width)):
+        made = width // 2 if epilogue == GEGLU_TANH else width
+        for (bits, first, stride), columns in ((a, k), (out, made)):
             if first < 0 or stride < 0 or first + (rows - 1) * stride + columns > bits.size:
                 raise ValueError(f"{rows} rows of {columns} at {first}: past {bits.size} elements")
-        if work[1].shape != (rows, self.columns) or (None if bias is None else bias.shape) != (
-            None if epilogue == NONE else (width,)
+        if (
+            panels.shape[1:] != (k, self.columns)
+            or not panels.flags.c_contiguous
+            or tile % self.columns
+            or width % tile
+            or work[1].shape != (rows, tile)
+            or (bias is not None and bias.shape != (width,))
         ):
-            raise ValueError(f"gemm of {rows} rows and {panels.shape}: work or bias do not fit")
+            raise ValueError(f"gemm: panels {panels.shape}, tile {tile}, bias or work do not fit")
         ends = _slices(k)
         self._gemm(
-            *(a[0].ctypes.data + 2 * a[1], a[2], rows, k, panels.ctypes.data, count),
-            *(None if bias is None else bias.ctypes.data, epilogue),
-            *(out[0].ctypes.data + 2 * out[1], out[2]),
-            *(work[0].ctypes.data, work[1].ctypes.data, ends, len(ends)),
+            *(address(a[0]) + 2 * a[1], a[2], rows, k),
+            *(address(panels), width // tile, tile),
+            *(None if bias is None else address(bias), epilogue),
+            *(address(out[0]) + 2 * out[1], out[2]),
+            *(address(work[0]), address(work[1]), ends, len(ends)),
         )
 
-    def _check(self, panels: U16, k: int) -> None:
-        if panels.shape[1:] != (k, self.columns) or not panels.flags.c_contiguous:
-            raise ValueError(f"panels {panels.shape}, wanted [.., {k}, {self.columns}]")
+    def attend(self, of: Attention, scratch: Scratch) -> None:
+        """O = softmax2(Q K^T) V, rounded; as emulator.mha_call has it. dim is a multiple of LANES.
+
+        Raises:
+            ValueError: no rows or keys, or heads that are not in their buffers.
+        """
+        width = -(-of.keys // LANES) * LANES
+        if of.rows < 1 or of.keys < 1 or of.dim % LANES:
+            raise ValueError(f"{of.rows} rows, {of.keys} keys, heads of {of.dim}")
+        heads = of.kv_heads * of.share
+        places: list[int] = []
+        for (where, head, row), count, rows in (
+            (of.q, heads, of.rows),
+            (of.k, of.kv_heads, of.keys),
+            (of.v, of.kv_heads, of.keys),
+            (of.o, heads, of.rows),
+        ):
+            first = where.at(head, row)
+            last = first + (count - 1) * where.head_stride + (rows - 1) * where.row_stride + of.dim
+            if min(first, where.head_stride, where.row_stride) < 0 or last > where.elements.size:
+                raise ValueError(f"heads [{count}, {rows}, {of.dim}] at {first}: not in the buffer")
+            places += [
+                address(where.elements) + 2 * first,
+                where.head_stride,
+                where.row_stride,
+            ]
+        work = (
+            scratch.take("q", (of.rows, of.dim)),
+            scratch.take("k", (width * of.dim // 2,)),
+            scratch.take("p", (of.rows, width)),
+            scratch.take("o", (of.rows, of.dim)),
+        )
+        sizes = of.kv_heads, of.share, of.rows, of.keys, of.dim, of.first, of.window
+        values = *places, *sizes, *(address(array) for array in work)
+        self._attention((ctypes.c_int64 * len(values))(*values))
+
+
+def address(array: BF16 | F32) -> int:
+    """Where a writable array's first element is; a quarter of the time its ctypes.data takes."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
 
 @cache
 def _slices(k: int) -> Any:
-    """Where each slice of K ends, as C longs."""
+    """Where each slice of K ends, as C integers."""
     ends = [0]
     while ends[-1] < k:
         left = k - ends[-1]
@@ -132,63 +179,70 @@ def _slices(k: int) -> Any:
 
 
 class _Loader:
-    """Compiles the product at most once in a process, whoever asks first."""
+    """Compiles at most once in a process, whoever asks first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.done = False
-        self.product: Product | None = None
+        self.machine: Machine | None = None
 
-    def load(self) -> Product | None:
+    def load(self) -> Machine | None:
         if not self.done:
             with self.lock:
                 if not self.done:
-                    self.product = _compile() if settings.compiled() != "off" else None
+                    self.machine = _compile() if settings.compiled() != "off" else None
                     self.done = True
-        return self.product
+        return self.machine
 
 
-def load() -> Product | None:
-    """The product for this machine; None where it is BLAS' (numpy's) to compute."""
+def load() -> Machine | None:
+    """This machine's code; None where numpy computes."""
     return _loader.load()
 
 
-def _compile() -> Product | None:
+def _compile() -> Machine | None:
     try:
         llvm = importlib.import_module("llvmlite.binding")
     except ImportError as error:
-        log.debug("matrix products are left to numpy: %s", error)
+        log.debug("the emulated array is computed by numpy: %s", error)
         return None
     try:
         features = llvm.get_host_cpu_features()
         for name, registers in REGISTERS.items():
             if features.get(name):
                 return build(registers)
-        log.debug("matrix products are left to numpy: no registers known here")
+        log.debug("the emulated array is computed by numpy: no registers known here")
     except Exception:
         log.warning("LLVM cannot compile here; computing with numpy", exc_info=True)
     return None
 
 
-def build(registers: Registers) -> Product:
-    """The products for such registers, which this machine must have."""
+def build(registers: Registers) -> Machine:
+    """The code for such registers, which this machine must have."""
+    import llvmlite
     import llvmlite.binding as llvm
 
-    from .product_ir import module_of
-
+    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    versions = llvmlite.__version__, ".".join(map(str, llvm.llvm_version_info))
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        jit=True,
+        cpu=cpu, features=features, opt=3, jit=True
     )
-    module = llvm.parse_assembly(module_of(registers))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, target)
+
+    def compiled() -> bytes:
+        from .module import module_of
+
+        module = llvm.parse_assembly(module_of(registers))
+        module.verify()
+        code: bytes = target.emit_object(module)
+        return code
+
+    code = kept((repr(registers), cpu, features, *versions), compiled)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return Product(registers, engine)
+    return Machine(registers, engine)
 
 
 def _after_fork() -> None:

@@ -1,30 +1,38 @@
-"""What a machine's vector registers hold of a matrix product, and what a product may end in."""
+"""What a processor's vector registers hold of a matrix product.
+
+All vectors are of LANES floats; where registers are narrower, LLVM makes two of one. So sums over
+lanes come out the same on every machine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-NONE, BIAS, GELU = range(3)  # what becomes of A B: rounded; with a bias; GELU (erf) of that
+LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """What the machine's vector registers hold of C at a time.
+    """What is held of C at a time.
 
-    lanes: floats a vector; vectors: of a row; rows: at a time, the most that leave registers for
-    A and B first, then fewer for the rows left over.
+    vectors: of a row, a power of two. rows: first as many as leave registers for A and B, then
+    fewer for the rows left over.
     """
 
-    lanes: int
     vectors: int
-    rows: tuple[int, ...]
+    rows: tuple[int, ...] = (6, 4, 2, 1)
 
     @property
     def columns(self) -> int:
-        """The columns of a panel."""
-        return self.lanes * self.vectors
+        """The columns of a panel of B."""
+        return LANES * self.vectors
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Vectors of panels, the widest first, down to one."""
+        return tuple(self.vectors >> i for i in range(self.vectors.bit_length()))
 
 
-# By what the processor can: 24 of 32 registers, 12 of 16. Machines without a fused multiply-add,
-# or of registers unknown here, are left to BLAS.
-REGISTERS = {"avx512f": Registers(16, 4, (6, 4, 2, 1)), "fma": Registers(8, 2, (6, 4, 2, 1))}
+# By what the processor can: 24 of 32 registers, 12 of 16. Others, and those without a fused
+# multiply-add, are left to BLAS.
+REGISTERS = {"avx512f": Registers(4), "fma": Registers(1)}

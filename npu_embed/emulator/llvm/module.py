@@ -1,0 +1,19 @@
+"""The LLVM module of all functions; importing this imports llvmlite."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from .attention_code import attention
+from .gemm_code import Panels, fused_multiply_add, gemm
+from .registers import Registers
+
+
+def module_of(registers: Registers) -> str:
+    """The text of the functions `gemm` and `attention`."""
+    module = ir.Module("npu_embed")
+    fma = fused_multiply_add(module)
+    panels = Panels(module, registers, fma)
+    gemm(module, registers, panels, fma)
+    attention(module, registers, panels, fma)
+    return str(module)
