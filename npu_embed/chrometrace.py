@@ -25,6 +25,7 @@ log = logging.getLogger("npu_embed")
 MAX_RECORDS = 200_000  # some 30 MB in memory, and 22 in the file; more with long lists
 
 HOST, NPU, PACKS = 1, 2, 3
+SERIES = "total"  # of a counter; Perfetto shows `runs total`
 
 Args: TypeAlias = dict[str, Any]
 
@@ -132,7 +133,7 @@ class ChromeTrace:
         for name, by in more.items():
             if by:
                 self._counts[name] += by
-                self._keep("C", name, NPU, 0, at, {name: self._counts[name]})
+                self._keep("C", name, NPU, 0, at, {SERIES: self._counts[name]})
 
     def _keep(
         self, kind: str, name: str, process: int, track: int, at: float, args: Args, **more: object

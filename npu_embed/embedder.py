@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,11 +16,11 @@ from .bf16 import F32
 from .bundle import Bundle
 from .canary import image_canary, text_canary
 from .device import Counters, Session
-from .errors import InputError, InputTypeError
+from .errors import InputError
 from .idle import IdleTimer, lend
 from .image_queries import ImageQueries
 from .npu import OneByOne
-from .packing import Pack, make_packs, noted
+from .packing import Pack, checked_rows, make_packs, noted
 from .paths import as_path
 from .progress import bar
 from .queries import Queries
@@ -30,12 +29,10 @@ from .schedule import SLOTS
 from .stats import Stats, Tally
 from .streaming import Streams
 from .token_queries import TokenQueries
-from .tokenizer import Encoded, Tokenizer, as_texts, check_some_tokens, check_text, in_batches
-from .trace import Timing
+from .tokenizer import Encoded, as_texts, check_some_tokens, check_text
+from .tokenizing import Tokenizing
 from .turns import Turns
 from .vectors import check_finite, checked_dim, cut
-
-log = logging.getLogger("npu_embed")
 
 
 class Embedder(Queries, Streams, TokenQueries, ImageQueries):
@@ -80,9 +77,8 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         with self._total.timing.stage("open"):
             found = default_bundle() if path is None else path
             self._bundle = Bundle.open(found, check_hashes=check_hashes)
-            rows = _checked_rows(pack_rows, self._bundle)
-            self._plain_specials = plain_specials
-            self._tokenizer = self._open_tokenizer() if self._bundle.max_tokens else None
+            rows = checked_rows(pack_rows, self._bundle.max_tokens, self._bundle.max_rows)
+            self._tokenizing = Tokenizing(self._bundle, plain_specials=plain_specials)
             self._session = Session.open(device, array_programs=self._bundle.has_array_programs)
             self._model = models.load(self._session, self._bundle, rows)
         self._recovery = Recovery(self._model.npu, way)
@@ -90,11 +86,7 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         self._of_images = Kind(partial(image_canary, self._model, self._bundle))
         self._idle = IdleTimer(settings.idle_release_ms() / 1000, self._release_if_due)
         lend(self._release_if_free)
-        self._warned = False
         self._closed = False
-
-    def _open_tokenizer(self) -> Tokenizer:
-        return self._bundle.open_tokenizer(plain_specials=self._plain_specials)
 
     @property
     def dim(self) -> int:
@@ -124,7 +116,7 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
     @property
     def plain_specials(self) -> bool:
         """Whether special tokens typed in a text are plain text."""
-        return self._plain_specials
+        return self._tokenizing.plain_specials
 
     @property
     def contexts_held(self) -> int:
@@ -216,7 +208,12 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
     ) -> F32:
         keep = checked_dim(dim, self._model.dim)
         call = Tally()
-        encoded = self._encode(texts, prefix, truncate, call, first)
+        self._check_usable()
+        encoded, part = self._tokenizing.encode(texts, prefix, truncate, first)
+        call.add(part)
+        with self._turns.take():
+            self._total.add(part)
+        self._tokenizing.warn_of_cut(encoded, first)
         check_some_tokens(encoded, first)
         vectors = self._run(encoded, progress, call, first)
         self._ended(call)
@@ -232,49 +229,9 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         """
         checked = [check_text(texts, "texts")] if isinstance(texts, str) else as_texts(texts)
         prefix = self._bundle.prompt(prompt)
-        return [[int(i) for i in e.ids] for e in self._encode(checked, prefix, truncate)]
-
-    def _encode(
-        self,
-        texts: Sequence[str],
-        prefix: str,
-        truncate: bool,
-        call: Tally | None = None,
-        first: int = 0,
-    ) -> list[Encoded]:
         self._check_usable()
-        if not isinstance(truncate, bool):
-            raise InputTypeError(f"truncate={truncate!r}: wanted True or False.")
-        tokenizer = self._tokenizer or self._open_tokenizer()
-        timing = Timing()
-        encoded: list[Encoded] = []
-        with timing.stage("tokenize"):
-            for some in in_batches(texts, len(prefix)):
-                encoded += tokenizer.encode_batch(
-                    some, prompt=prefix, truncate=truncate, first=first + len(encoded)
-                )
-        if call is not None:
-            self._count_cut(encoded, call, timing, first)
-        return encoded
-
-    def _count_cut(
-        self, encoded: Sequence[Encoded], call: Tally, timing: Timing, first: int
-    ) -> None:
-        """Count the texts that were cut, and say so for the first of this Embedder."""
-        cut = [i for i, e in enumerate(encoded) if e.truncated]
-        part = Tally(truncated=len(cut), timing=timing)
-        call.add(part)
-        with self._turns.take():
-            self._total.add(part)
-            warn, self._warned = bool(cut) and not self._warned, self._warned or bool(cut)
-        if warn:
-            log.warning(
-                "texts[%d]: %d tokens, cut to %d%s; said once, stats.truncated counts",
-                first + cut[0],
-                encoded[cut[0]].tokens,
-                self.max_tokens,
-                f" (and {len(cut) - 1} more texts)" if len(cut) > 1 else "",
-            )
+        encoded, _ = self._tokenizing.encode(checked, prefix, truncate)
+        return [[int(i) for i in e.ids] for e in encoded]
 
     def _run(self, encoded: Sequence[Encoded], progress: bool, call: Tally, first: int) -> F32:
         """The model's vectors, in order."""
@@ -406,16 +363,3 @@ def default_bundle() -> Path:
 
     with stages(show=True) as progress:
         return fetch.get(progress=progress)
-
-
-def _checked_rows(pack_rows: int | None, bundle: Bundle) -> int:
-    if pack_rows is None:
-        return bundle.max_rows
-    if isinstance(pack_rows, bool) or not isinstance(pack_rows, int):
-        raise InputTypeError(f"pack_rows={pack_rows!r}: wanted an integer.")
-    if not bundle.max_tokens <= pack_rows <= bundle.max_rows:
-        raise InputError(
-            f"pack_rows={pack_rows}: wanted {bundle.max_tokens} (the longest text) to "
-            f"{bundle.max_rows}."
-        )
-    return pack_rows

@@ -6,6 +6,7 @@ manifest's line. The format is specified in docs/bundle-format.md.
 
 import hashlib
 import math
+import os
 import posixpath
 import re
 import stat
@@ -225,7 +226,7 @@ def from_records(records: Iterable[Record], name: str = MANIFEST) -> Manifest:
 
 
 def bundle_path(root: Path, relative: str, where: str) -> Path:
-    """The regular file `root/relative`, all links resolved, certain to lie inside `root`.
+    """The regular file `root/relative`, links below `root` resolved, certain to lie inside it.
 
     Nothing is opened. `where` (`manifest.txt:12`) begins the error message.
 
@@ -240,10 +241,14 @@ def bundle_path(root: Path, relative: str, where: str) -> Path:
 
     if problem := _path_problem(relative):
         raise refused(problem)
+    inside = True
     try:
-        resolved = (root / relative).resolve(strict=True)
-        mode = resolved.stat().st_mode
-        inside = resolved.is_relative_to(root.resolve(strict=True))
+        resolved = root / relative
+        mode = _mode_without_links(root, relative)
+        if mode is None:
+            resolved = resolved.resolve(strict=True)
+            mode = resolved.stat().st_mode
+            inside = resolved.is_relative_to(root.resolve(strict=True))
     except FileNotFoundError as exc:
         raise refused("no such file") from exc
     except (OSError, RuntimeError) as exc:  # a loop of links is a RuntimeError before Python 3.13
@@ -253,6 +258,20 @@ def bundle_path(root: Path, relative: str, where: str) -> Path:
     if not stat.S_ISREG(mode):
         raise refused("not a regular file")
     return resolved
+
+
+def _mode_without_links(root: Path, relative: str) -> int | None:
+    """The mode of `root/relative`, None where a part of `relative` is a link.
+
+    Without a link nor `..` it cannot leave root, which saves resolving root for each of its files.
+    """
+    path, mode = os.fspath(root), None
+    for part in Path(relative).parts:
+        path = os.path.join(path, part)
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            return None
+    return mode
 
 
 def _path_problem(relative: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from . import events
+from .errors import InputError, InputTypeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,21 @@ class Pack:
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     rows: int
+
+
+def checked_rows(pack_rows: int | None, longest: int, most: int) -> int:
+    """The rows of a pack: pack_rows, from the longest text's on; None is the most there can be.
+
+    Raises:
+        InputError, InputTypeError: it is no integer, or out of that range.
+    """
+    if pack_rows is None:
+        return most
+    if isinstance(pack_rows, bool) or not isinstance(pack_rows, int):
+        raise InputTypeError(f"pack_rows={pack_rows!r}: wanted an integer.")
+    if not longest <= pack_rows <= most:
+        raise InputError(f"pack_rows={pack_rows}: wanted {longest} (the longest text) to {most}.")
+    return pack_rows
 
 
 @contextmanager

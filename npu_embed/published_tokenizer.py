@@ -25,10 +25,8 @@ UNKNOWN = "<unk>"
 MAX_ADDED = 1 << 16
 
 
-def read_tokenizer(
-    manifest: Manifest, tensors: Tensors
-) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """Two equal tokenizers, one to cut texts with.
+def read_tokenizer(manifest: Manifest, tensors: Tensors) -> tokenizers.Tokenizer:
+    """The tokenizer of a published bundle, which neither cuts nor pads.
 
     Raises:
         BundleError: a table or a param is missing, or they contradict each other.
@@ -44,7 +42,7 @@ def read_tokenizer(
         raise _error(tensors, VOCAB, f"no piece {missing[0]}", "one for each of 256 bytes")
     merges = _merges(tensors, pieces)
     bos, eos = (_special(manifest, pieces, name) for name in ("bos", "eos"))
-    return build(vocab, merges, added, bos, eos), build(vocab, merges, added, bos, eos)
+    return build(vocab, merges, added, bos, eos)
 
 
 def build(

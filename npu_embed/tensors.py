@@ -57,7 +57,7 @@ class Tensors:
     A view stays valid after `close`; the file must not be rewritten while any is in use.
     """
 
-    __slots__ = ("_aliases", "_content", "_entries", "file")
+    __slots__ = ("_action", "_aliases", "_content", "_entries", "file")
 
     def __init__(
         self,
@@ -65,8 +65,10 @@ class Tensors:
         entries: Mapping[str, Entry],
         content: npt.NDArray[np.uint8] | None,
         aliases: Mapping[str, str] | None = None,
+        action: str = _REEXPORT,
     ) -> None:
         self.file = file
+        self._action = action
         self._aliases = dict(aliases or {})
         self._entries = dict(entries)
         self._content: npt.NDArray[np.uint8] | None = content
@@ -76,7 +78,8 @@ class Tensors:
 
         Errors keep to the name in the file.
         """
-        return Tensors(self.file, self._entries, self._content, {**self._aliases, **aliases})
+        aliases = {**self._aliases, **aliases}
+        return Tensors(self.file, self._entries, self._content, aliases, self._action)
 
     def names(self) -> tuple[str, ...]:
         """The names of all tensors, in the order of the file's table."""
@@ -134,7 +137,7 @@ class Tensors:
         try:
             return self._entries[name]
         except KeyError:
-            raise BundleError(f"tensor {name} missing from {self.file}; {_REEXPORT}.") from None
+            raise BundleError(f"tensor {name} missing from {self.file}; {self._action}.") from None
 
     def _view(
         self, name: str, dtype: str, numpy_dtype: np.dtype[_Scalar], shape: Shape | None
@@ -142,13 +145,13 @@ class Tensors:
         entry = self._entry(name)
         where = f"{self.file}: tensor {self._aliases.get(name, name)}"
         if entry.dtype != dtype:
-            raise BundleError(f"{where} is {entry.dtype}, wanted {dtype}; {_REEXPORT}.")
+            raise BundleError(f"{where} is {entry.dtype}, wanted {dtype}; {self._action}.")
         # tensors.txt does not bind a packed tensor's shape to its bytes, so it is checked here.
         size_bytes = math.prod(entry.shape) * ITEM_BYTES[dtype]
         if size_bytes != entry.end - entry.begin:
             raise BundleError(
                 f"{where}: {entry.end - entry.begin} bytes, wanted {size_bytes} for {dtype} "
-                f"{list(entry.shape)}; {_REEXPORT}."
+                f"{list(entry.shape)}; {self._action}."
             )
         fits = shape is None or (
             len(shape) == len(entry.shape)
@@ -157,7 +160,7 @@ class Tensors:
         if shape is not None and not fits:
             wanted = ", ".join("any" if want is None else str(want) for want in shape)
             raise BundleError(
-                f"{where} has shape {list(entry.shape)}, wanted [{wanted}]; {_REEXPORT}."
+                f"{where} has shape {list(entry.shape)}, wanted [{wanted}]; {self._action}."
             )
         return self.raw(name).view(numpy_dtype).reshape(entry.shape)
 
@@ -181,39 +184,40 @@ def open_tensors(folder: Path) -> Tensors:
     return open_safetensors(bundle_path(folder, SAFETENSORS, str(folder)))
 
 
-def open_safetensors(path: Path) -> Tensors:
+def open_safetensors(path: Path, *, name: str | None = None, action: str = _REEXPORT) -> Tensors:
     """The tensors of a safetensors file.
+
+    name is what errors call it, else the path's last part; action is what they say to do.
 
     Raises:
         BundleError: the file is truncated or damaged; the message names the tensor at fault.
     """
-    content = _mapped(path)
-    file = path.name
+    file = name or path.name
+    content = _mapped(path, file, action)
     if content.size < 8:
         raise _truncated(file, "at least 8", content.size)
     header_bytes = int.from_bytes(content[:8].tobytes(), "little")
     if not 2 <= header_bytes <= MAX_HEADER_BYTES:
         raise BundleError(
-            f"{file}: a header of {header_bytes} bytes, wanted 2 to {MAX_HEADER_BYTES}; "
-            f"{_REEXPORT}."
+            f"{file}: a header of {header_bytes} bytes, wanted 2 to {MAX_HEADER_BYTES}; {action}."
         )
     start = 8 + header_bytes
     if content.size < start:
         raise _truncated(file, f"at least {start}", content.size)
-    header = _json_object(content[8:start].tobytes(), file)
+    header = _json_object(content[8:start].tobytes(), file, action)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise BundleError(f"{file}: __metadata__ is no JSON object, wanted one; {_REEXPORT}.")
-    entries = {name: _entry(name, value, start, file) for name, value in header.items()}
-    end = _check_order(entries, start, file, gaps=False)
+        raise BundleError(f"{file}: __metadata__ is no JSON object, wanted one; {action}.")
+    entries = {key: _entry(key, value, start, file, action) for key, value in header.items()}
+    end = _check_order(entries, start, file, action, gaps=False)
     if end > content.size:
         raise _truncated(file, str(end), content.size)
     if end < content.size:
         raise BundleError(
             f"file {file}: expected {end} bytes, found {content.size}, "
-            f"{content.size - end} of them after the last tensor; {_REEXPORT}."
+            f"{content.size - end} of them after the last tensor; {action}."
         )
-    return Tensors(file, entries, content)
+    return Tensors(file, entries, content, action=action)
 
 
 def write_safetensors(
@@ -263,50 +267,50 @@ def _dtype_of(name: str, array: npt.NDArray[Any], is_bf16: bool) -> str:
     return dtype
 
 
-def _mapped(path: Path) -> npt.NDArray[np.uint8]:
+def _mapped(path: Path, file: str, action: str = _REEXPORT) -> npt.NDArray[np.uint8]:
     """The file's bytes, mapped read-only. An empty file cannot be mapped and needs no map."""
     try:
-        with path.open("rb") as file:
-            if file.seek(0, 2) == 0:
+        with path.open("rb") as opened:
+            if opened.seek(0, 2) == 0:
                 return np.frombuffer(b"", dtype=np.uint8)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except OSError as exc:
-        raise BundleError(f"{path.name}: {exc.strerror}, wanted a file; {_REEXPORT}.") from exc
+        raise BundleError(f"{file}: {exc.strerror}, wanted a file; {action}.") from exc
 
 
 def _truncated(file: str, expected: str, found: int) -> BundleError:
     return BundleError(f"file {file}: expected {expected} bytes, found {found}; copy it again.")
 
 
-def _json_object(text: bytes, file: str) -> dict[str, Any]:
+def _json_object(text: bytes, file: str, action: str) -> dict[str, Any]:
     """The JSON object that `text` spells, no key of any object in it given twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for name, value in pairs:
             if name in made:
-                raise BundleError(f"{file}: {shown(name)} twice in the header; {_REEXPORT}.")
+                raise BundleError(f"{file}: {shown(name)} twice in the header; {action}.")
             made[name] = value
         return made
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as exc:
-        raise BundleError(f"{file}: the header is not JSON ({exc}); {_REEXPORT}.") from exc
+        raise BundleError(f"{file}: the header is not JSON ({exc}); {action}.") from exc
     if not isinstance(header, dict):
-        raise BundleError(f"{file}: the header is no JSON object, wanted one; {_REEXPORT}.")
+        raise BundleError(f"{file}: the header is no JSON object, wanted one; {action}.")
     return header
 
 
-def _entry(name: str, value: object, start: int, file: str) -> Entry:
+def _entry(name: str, value: object, start: int, file: str, action: str) -> Entry:
     """The checked entry of a safetensors header; offsets become those of the file."""
     where = f"{file}: tensor {shown(name)}"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise BundleError(f"{where}: wanted dtype, shape and data_offsets; {_REEXPORT}.")
+        raise BundleError(f"{where}: wanted dtype, shape and data_offsets; {action}.")
     dtype = str(value["dtype"]).lower()
     if dtype not in ITEM_BYTES:
         raise BundleError(
-            f"{where} is {shown(str(value['dtype']))}, wanted {', '.join(ITEM_BYTES)}; {_REEXPORT}."
+            f"{where} is {shown(str(value['dtype']))}, wanted {', '.join(ITEM_BYTES)}; {action}."
         )
     shape, offsets = value["shape"], value["data_offsets"]
     for what, numbers in (("shape", shape), ("data_offsets", offsets)):
@@ -314,24 +318,26 @@ def _entry(name: str, value: object, start: int, file: str) -> Entry:
             type(n) is int and 0 <= n <= _MAX_INT for n in numbers
         ):
             raise BundleError(
-                f"{where}: {what} is {shown(str(numbers))}, wanted integers from 0; {_REEXPORT}."
+                f"{where}: {what} is {shown(str(numbers))}, wanted integers from 0; {action}."
             )
     if len(shape) > MAX_DIMS or len(offsets) != 2:
         raise BundleError(
             f"{where}: {len(shape)} dimensions and {len(offsets)} offsets, wanted at most "
-            f"{MAX_DIMS} and 2; {_REEXPORT}."
+            f"{MAX_DIMS} and 2; {action}."
         )
     begin, end = offsets
     wanted = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != wanted:
         raise BundleError(
             f"{where}: offsets {begin} to {end}, wanted {wanted} bytes for {dtype} {shape}; "
-            f"{_REEXPORT}."
+            f"{action}."
         )
     return Entry(dtype, tuple(shape), start + begin, start + end)
 
 
-def _check_order(entries: Mapping[str, Entry], start: int, file: str, *, gaps: bool) -> int:
+def _check_order(
+    entries: Mapping[str, Entry], start: int, file: str, action: str = _REEXPORT, *, gaps: bool
+) -> int:
     """The end of the last tensor; none may overlap another, nor leave a gap unless allowed."""
     end, last = start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -339,7 +345,7 @@ def _check_order(entries: Mapping[str, Entry], start: int, file: str, *, gaps: b
             problem = "overlaps" if entry.begin < end else "leaves a gap after"
             raise BundleError(
                 f"{file}: tensor {shown(name)} at byte {entry.begin} {problem} {last}, which ends "
-                f"at {end}; {_REEXPORT}."
+                f"at {end}; {action}."
             )
         end, last = entry.end, f"tensor {shown(name)}"
     return end
@@ -371,7 +377,7 @@ def _open_txt(table: Path, data: Path) -> Tensors:
         if name in entries:
             raise record.error(f"tensor {name} for the second time, wanted it once")
         entries[name] = Entry(dtype, shape, begin, begin + size_bytes)
-    content = _mapped(data)
+    content = _mapped(data, data.name)
     end = _check_order(entries, 0, table.name, gaps=True)
     if end > content.size:
         raise _truncated(data.name, f"at least {end}", content.size)

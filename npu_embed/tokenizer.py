@@ -15,9 +15,10 @@ import numpy.typing as npt
 import tokenizers
 
 from .errors import BundleError, InputError, InputTypeError
+from .tokenizercheck import check_file, check_tokenizer
 
 # The largest published tokenizer.json files are about 35 MB.
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE_BYTES = 64 << 20
 
 # Tokenized at a time. The library holds some 600 bytes a token meanwhile, and a character may be
 # one. A text is never split, since ids may depend on what follows: a longer one is a batch of its
@@ -47,21 +48,14 @@ class Encoded:
 class Tokenizer:
     """A tokenizer file with a limit of tokens; may be shared by threads."""
 
-    __slots__ = ("_cutting", "_name", "_whole", "max_tokens", "special_tokens", "vocab_size")
+    __slots__ = ("_name", "_tokenizer", "max_tokens", "special_tokens", "vocab_size")
 
-    def __init__(
-        self,
-        name: str,
-        whole: tokenizers.Tokenizer,
-        cutting: tokenizers.Tokenizer,
-        max_tokens: int,
-    ) -> None:
+    def __init__(self, name: str, tokenizer: tokenizers.Tokenizer, max_tokens: int) -> None:
         self._name = name
-        self._whole = whole
-        self._cutting = cutting
+        self._tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.special_tokens = whole.num_special_tokens_to_add(False)
-        self.vocab_size = whole.get_vocab_size(with_added_tokens=True)
+        self.special_tokens = tokenizer.num_special_tokens_to_add(False)
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def from_file(cls, path: Path, *, max_tokens: int, plain_specials: bool = False) -> "Tokenizer":
@@ -74,21 +68,21 @@ class Tokenizer:
             BundleError: the file is missing or no tokenizer, or max_tokens leaves no room for
                 one token beside the special ones.
         """
-        whole, _ = _load(path)
-        cutting, side = _load(path)
-        return cls.limited(path.name, whole, cutting, max_tokens, side, plain_specials)
+        content = _read(path)
+        check_file(path.name, content)
+        tokenizer, side = _load(path.name, content)
+        return cls.limited(path.name, tokenizer, max_tokens, side, plain_specials)
 
     @classmethod
     def limited(
         cls,
         name: str,
-        whole: tokenizers.Tokenizer,
-        cutting: tokenizers.Tokenizer,
+        tokenizer: tokenizers.Tokenizer,
         max_tokens: int,
         side: str = "right",
         plain_specials: bool = False,
     ) -> "Tokenizer":
-        """The tokenizer of two equal ones, the second of which gets the limit.
+        """A tokenizer that neither cuts nor pads, given the limit.
 
         name begins errors; side is where texts are cut; plain_specials as for from_file.
 
@@ -96,16 +90,15 @@ class Tokenizer:
             BundleError: max_tokens leaves no room for one token beside the special ones, or no
                 text can be encoded.
         """
-        specials = whole.num_special_tokens_to_add(False)
+        specials = tokenizer.num_special_tokens_to_add(False)
         if max_tokens <= specials:
             raise BundleError(
                 f"{name}: a limit of {max_tokens} tokens, wanted more than the {specials} "
                 "special tokens of every text; re-export the bundle."
             )
-        cutting.enable_truncation(max_tokens, direction=side)
-        for tokenizer in (whole, cutting):
-            tokenizer.encode_special_tokens = plain_specials
-        loaded = cls(name, whole, cutting, max_tokens)
+        tokenizer.enable_truncation(max_tokens, direction=side)
+        tokenizer.encode_special_tokens = plain_specials
+        loaded = cls(name, tokenizer, max_tokens)
         # Some files load and then fail at every text.
         loaded.encode_batch(["", "a"])
         return loaded
@@ -119,32 +112,37 @@ class Tokenizer:
 
         Raises:
             InputError: truncate is False and a text has more than max_tokens tokens.
+            BundleError: the tokenizer adds to a text that was cut.
         """
         full = [prompt + text for text in texts] if prompt else list(texts)
-        ids = self._ids(self._whole, full)
-        counts = [len(row) for row in ids]
-        long = [i for i, count in enumerate(counts) if count > self.max_tokens]
-        if long and not truncate:
-            raise InputError(
-                f"texts[{first + long[0]}]: {counts[long[0]]} tokens, this bundle runs at most "
-                f"{self.max_tokens}; shorten it or pass truncate=True."
-            )
-        # The library cuts before it adds special tokens, so only it can cut; long texts are rare.
-        for i, row in zip(long, self._ids(self._cutting, [full[i] for i in long]), strict=True):
-            ids[i] = row
-        return [Encoded(row, count) for row, count in zip(ids, counts, strict=True)]
+        encoded = self._encode(full)
+        for index, one in enumerate(encoded):
+            if one.truncated and not truncate:
+                raise InputError(
+                    f"texts[{first + index}]: {one.tokens} tokens, this bundle runs at most "
+                    f"{self.max_tokens}; shorten it or pass truncate=True."
+                )
+            if len(one.ids) > self.max_tokens:
+                raise BundleError(
+                    f"{self._name}: {len(one.ids)} tokens of a text cut at {self.max_tokens}, "
+                    "wanted no more than that; re-export the bundle."
+                )
+        return encoded
 
-    def _ids(
-        self, tokenizer: tokenizers.Tokenizer, texts: list[str]
-    ) -> list[npt.NDArray[np.int32]]:
+    def _encode(self, texts: list[str]) -> list[Encoded]:
+        """Texts as the library cuts them, which it does before it adds special tokens."""
         with _library_errors(self._name):
-            # A large id in a damaged file overflows here rather than wrapping.
-            encodings = tokenizer.encode_batch_fast(texts)
+            encodings = self._tokenizer.encode_batch_fast(texts)
             encodings.reverse()
-            ids = []
+            encoded = []
             while encodings:  # each is freed at once: they are far larger than their ids
-                ids.append(np.array(encodings.pop().ids, dtype=np.int32))
-            return ids
+                one = encodings.pop()
+                # A large id in a damaged file overflows here rather than wrapping.
+                ids = np.array(one.ids, dtype=np.int32)
+                # What was cut off is in pieces that have special tokens of their own.
+                more = sum(len(piece) - self.special_tokens for piece in one.overflowing)
+                encoded.append(Encoded(ids, len(ids) + more))
+            return encoded
 
 
 def in_batches(texts: Sequence[str], prompt_characters: int = 0) -> Iterator[Sequence[str]]:
@@ -237,21 +235,32 @@ def check_text(text: object, where: str) -> str:
     return plain
 
 
-def _load(path: Path) -> tuple[tokenizers.Tokenizer, str]:
-    """The tokenizer of the file, and the side its file cuts at (`right` unless it says so)."""
+def _read(path: Path) -> bytes:
+    """What the file holds."""
     try:
         size_bytes = path.stat().st_size
+        if path.is_file() and size_bytes <= MAX_FILE_BYTES:  # a FIFO would be waited for
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            size_bytes = len(content)
+            if size_bytes <= MAX_FILE_BYTES:
+                return content
     except OSError as exc:
         raise BundleError(
             f"{path.name}: {exc.strerror}, wanted a tokenizer; re-export the bundle."
         ) from exc
-    if not path.is_file() or size_bytes > MAX_FILE_BYTES:
-        raise BundleError(
-            f"{path.name}: {size_bytes} bytes or no regular file, wanted a file of at most "
-            f"{MAX_FILE_BYTES} bytes; re-export the bundle."
-        )
-    with _library_errors(path.name):
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    raise BundleError(
+        f"{path.name}: {size_bytes} bytes or no regular file, wanted a file of at most "
+        f"{MAX_FILE_BYTES} bytes; re-export the bundle."
+    )
+
+
+def _load(name: str, content: bytes) -> tuple[tokenizers.Tokenizer, str]:
+    """The tokenizer of a file, and the side its file cuts at (`right` unless it says so)."""
+    with _library_errors(name):
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    check_tokenizer(name, tokenizer)
+    with _library_errors(name):
         truncation = tokenizer.truncation or {}
         tokenizer.no_truncation()
         tokenizer.no_padding()

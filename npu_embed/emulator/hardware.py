@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TypeAlias
 
 from .. import settings
 from . import ert, slots
@@ -32,6 +33,9 @@ from .profile import Profile, current
 from .xclbin import Xclbin
 
 log = logging.getLogger(__name__)
+
+ATTENTION = "mha"  # the array program whose runs in a list are computed together
+Computable: TypeAlias = tuple[Command, Array, Bound]
 
 __all__ = ["Chain", "Command", "Context", "EmulatedNpu", "ShimError", "Window"]
 
@@ -242,23 +246,19 @@ class EmulatedNpu:
             self.switches += 1
             context.reset()
         bound, wound, failed = self._bind_submission(context)
-        try:
-            self._compute([(array, of) for _, array, of in bound])
-        except MemoryError:
-            failed = head, Fault(-1, "this machine has no memory left to compute the run")
-        else:
-            if wound is not None:
-                wound.deal()
-            for command, _, _ in bound:
-                self._end(command, ert.COMPLETED)
+        done = self._compute(bound)
+        if done == len(bound) and wound is not None:
+            wound.deal()
+        for command, _, _ in bound[:done]:
+            self._end(command, ert.COMPLETED)
+        if done < len(bound):
+            failed = bound[done][0], Fault(-1, "this machine has no memory left to compute the run")
         if failed is not None:
             self._fail(*failed)
 
     def _bind_submission(
         self, context: Context
-    ) -> tuple[
-        list[tuple[Command, Array, Bound]], Wound | None, tuple[Command, Fault | Stall] | None
-    ]:
+    ) -> tuple[list[Computable], Wound | None, tuple[Command, Fault | Stall] | None]:
         """The commands of the head's submission that can be computed now.
 
         Then what becomes of the last one's results, and the command that failed after it.
@@ -266,7 +266,7 @@ class EmulatedNpu:
         Raises:
             ShimError: the device is gone.
         """
-        bound: list[tuple[Command, Array, Bound]] = []
+        bound: list[Computable] = []
         for command in context.next_submission():
             command.state = ert.RUNNING
             due = self.faults.of_run() if self.faults is not None else []
@@ -348,14 +348,24 @@ class EmulatedNpu:
         array = command.context.arrays[command.kernel_index]
         return array, array.bind(stream, found.arguments)
 
-    def _compute(self, bound: Sequence[tuple[Array, Bound]]) -> None:
-        for name, group in groupby(bound, key=lambda pair: pair[0].program_name):
+    def _compute(self, bound: Sequence[Computable]) -> int:
+        """Compute commands in order; how many there was memory for."""
+        done = 0
+        for name, group in groupby(bound, key=lambda one: one[1].program_name):
             start = time.perf_counter()
+            some = list(group)
+            # Attentions that follow each other are computed together, GEMMs one by one.
+            parts = [some] if name == ATTENTION else [[one] for one in some]
             try:
-                compute([of for _, of in group])
+                for part in parts:
+                    compute([of for _, _, of in part])
+                    done += len(part)
+            except MemoryError:
+                return done
             finally:
                 busy = self.busy_seconds.get(name, 0.0) + time.perf_counter() - start
                 self.busy_seconds[name] = busy
+        return done
 
     def abandon(self, command: Command) -> None:
         """Take a command out of its queue: nobody will ever wait for it."""

@@ -8,7 +8,8 @@ from ..errors import BundleError
 from .bert_families import FAMILIES, BertFamily
 from .checkpoint import Checkpoint
 from .geometry import Epilogue
-from .jsonfile import MAX_LAYERS, JsonFile
+from .jsonfile import MAX_INTEGER, JsonFile
+from .limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_hidden, check_width
 
 MAX_TOKENS = 512  # attention has buckets up to here
 
@@ -90,10 +91,11 @@ def bert_config(checkpoint: Checkpoint) -> BertConfig:
             "exporter does no other module for a BERT."
         )
 
-    def integer(key: str) -> int:
-        return config.integer(family.key(key))
+    def integer(key: str, maximum: int = MAX_INTEGER) -> int:
+        return config.integer(family.key(key), maximum=maximum)
 
-    hidden_size = integer("hidden_size")
+    hidden_size = integer("hidden_size", MAX_WIDTH)
+    layers = integer("num_hidden_layers", MAX_LAYERS)
     max_position_embeddings = integer("max_position_embeddings")
     pad_token_id = config.integer("pad_token_id", default=family.pad_token_id, minimum=0)
     _check_heads(config, family)
@@ -112,13 +114,15 @@ def bert_config(checkpoint: Checkpoint) -> BertConfig:
         )
     if max_tokens < 3:
         raise BundleError(f"{config.name}: texts of {max_tokens} tokens, wanted 3 or more.")
+    check_width(config, "q, k and v", 3 * hidden_size)
+    check_hidden(config, max_tokens, layers, hidden_size)
     eps = family.fixed.get("layer_norm_eps")
     return BertConfig(
         model_type=model_type,
         hidden_size=hidden_size,
-        num_hidden_layers=config.integer(family.key("num_hidden_layers"), maximum=MAX_LAYERS),
+        num_hidden_layers=layers,
         num_attention_heads=integer("num_attention_heads"),
-        intermediate_size=integer("intermediate_size"),
+        intermediate_size=integer("intermediate_size", MAX_WIDTH),
         layer_norm_eps=config.number("layer_norm_eps", below=1) if eps is None else eps,
         vocab_size=integer("vocab_size"),
         max_position_embeddings=max_position_embeddings,
@@ -133,7 +137,7 @@ def bert_config(checkpoint: Checkpoint) -> BertConfig:
 
 def _check_heads(config: JsonFile, family: BertFamily) -> None:
     key, width_key = family.key("num_attention_heads"), family.key("hidden_size")
-    heads, width = config.integer(key), config.integer(width_key)
+    heads, width = config.integer(key, maximum=MAX_HEADS), config.integer(width_key)
     if width % heads or width // heads % 2:
         raise config.error(
             key,

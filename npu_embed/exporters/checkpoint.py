@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from ..errors import BundleError, InputError
-from .jsonfile import JsonFile, load_json, one_of
+from ..records import shown
+from .jsonfile import JsonFile, has_surrogate, load_json, one_of, quoted
 
 logger = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 POOLINGS = ("mean", "cls", "max")
+MAX_PROMPT_BYTES = 16 << 10  # name and text, whose hex is a line of the manifest
 
 # Weight files that are not one safetensors file, and what to do about each.
 _OTHER_WEIGHTS = {
@@ -130,7 +132,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         default_prompt=default_prompt,
         settings=settings.name,
         max_seq_length=settings.integer("max_seq_length") if has_max else None,
-        model_max_length=tokenizer_config.integer("model_max_length") if has_model_max else None,
+        model_max_length=(
+            tokenizer_config.integer("model_max_length", maximum=None) if has_model_max else None
+        ),
     )
 
 
@@ -165,7 +169,7 @@ def _module(entry: JsonFile) -> Module:
         )
     path = entry.text("path", default="")
     parts = PureWindowsPath(path)  # both separators, drives too
-    if parts.anchor or ".." in parts.parts or "\0" in path:
+    if parts.anchor or ".." in parts.parts or "\0" in path or has_surrogate(path):
         raise entry.error("path", "a folder inside the checkpoint", "correct the file")
     return Module(kind, path)
 
@@ -238,17 +242,23 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise config.error("prompts", "an object of strings", "correct the file")
     for name, prompt in prompts.items():
-        whole = all(not "\ud800" <= char <= "\udfff" for char in name + prompt)
-        if name.split() != [name] or not whole:
+        # "-" is how a manifest says that a text has no prompt.
+        if name.split() != [name] or name == "-" or has_surrogate(name + prompt):
             raise BundleError(
-                f"{config.name}: prompt {name!r}: {prompt!r}, wanted a name without white space "
-                "and no lone surrogates; rename it."
+                f"{config.name}: prompt {shown(name)}: {shown(prompt)}, wanted a name without "
+                "white space, which is not '-', and no lone surrogates; rename it."
+            )
+        size_bytes = len((name + prompt).encode("utf-8"))
+        if size_bytes > MAX_PROMPT_BYTES:
+            raise BundleError(
+                f"{config.name}: prompt {shown(name)}: {size_bytes} bytes, wanted at most "
+                f"{MAX_PROMPT_BYTES}; shorten it."
             )
     default = config.text("default_prompt_name", default="") or None
     if default is not None and default not in prompts:
         raise config.error(
             "default_prompt_name",
-            f"one of {', '.join(map(repr, prompts)) or 'no'} prompts",
+            f"one of {quoted(list(prompts)) if prompts else 'no prompts'}",
             "correct the file",
         )
     return prompts, default

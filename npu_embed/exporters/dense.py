@@ -14,6 +14,7 @@ from .checkpoint import WEIGHTS, Checkpoint, Module
 from .geometry import K_TILE, N_TILE, round_up
 from .jsonfile import JsonFile
 from .kernels import Gemm
+from .limits import MAX_WIDTH
 from .weights import F32, Weights
 
 # torch's class by its full name, as sentence-transformers writes it.
@@ -36,9 +37,10 @@ class DenseConfig:
         Raises:
             BundleError: the file is missing, or is not what the config says.
         """
+        name = f"{self.folder.name}/{WEIGHTS}"
         if not (self.folder / WEIGHTS).is_file():
             raise BundleError(
-                f"{self.folder.name}/{WEIGHTS}: missing, wanted it; download the whole checkpoint, "
+                f"{name}: missing, wanted it; download the whole checkpoint, "
                 "or convert its pytorch_model.bin, a pickle, which can run code."
             )
         wanted: dict[str, tuple[int, ...]] = {
@@ -46,7 +48,7 @@ class DenseConfig:
         }
         if self.bias:
             wanted["linear.bias"] = (self.out_features,)
-        weights = Weights(self.folder / WEIGHTS, wanted)
+        weights = Weights(self.folder / WEIGHTS, wanted, name=name)
         return weights.f32("linear.weight"), weights.f32("linear.bias") if self.bias else None
 
 
@@ -77,14 +79,13 @@ def _dense(folder: Path, module: Module, width: int) -> DenseConfig:
     config.choice("activation_function", (_IDENTITY,), default=_IDENTITY)
     for key in ("module_input_name", "module_output_name"):
         config.choice(key, (_POOLED,), default=_POOLED)
-    in_features = config.integer("in_features")
+    in_features = config.integer("in_features", maximum=MAX_WIDTH)
     if in_features != width:
         raise config.error(
             "in_features", f"{width}, the width of what comes before", "correct the file"
         )
-    return DenseConfig(
-        folder / module.path, in_features, config.integer("out_features"), config.flag("bias", True)
-    )
+    out_features = config.integer("out_features", maximum=MAX_WIDTH)
+    return DenseConfig(folder / module.path, in_features, out_features, config.flag("bias", True))
 
 
 def dense_gemms(configs: tuple[DenseConfig, ...]) -> tuple[Gemm, ...]:

@@ -19,7 +19,8 @@ from .gemma_config import (
     read_rope_thetas,
     refuse_unimplemented,
 )
-from .jsonfile import MAX_LAYERS, JsonFile
+from .jsonfile import JsonFile
+from .limits import MAX_LAYERS, MAX_WIDTH, check_hidden, check_width
 
 MODEL_TYPE = "embedding_gemma2"
 TEXT_MODEL_TYPE = "embedding_gemma2_text"
@@ -89,7 +90,8 @@ def embedding_gemma2_config(checkpoint: Checkpoint) -> EmbeddingGemma2Config:
             f"modules.json: {', '.join(kinds)} after Pooling, wanted Normalize or nothing; this "
             "exporter does no other module for an EmbeddingGemma 2."
         )
-    embedding_dim = config.integer("embedding_dim")
+    hidden_size = config.integer("hidden_size", maximum=MAX_WIDTH)
+    embedding_dim = config.integer("embedding_dim", maximum=MAX_WIDTH)
     check_pooling(checkpoint, embedding_dim)
     layer_types = read_layer_types(config)
     if layer_types[-1] != FULL:
@@ -97,11 +99,16 @@ def embedding_gemma2_config(checkpoint: Checkpoint) -> EmbeddingGemma2Config:
     rope_theta, rope_local_base_freq = (
         read_rope_thetas(config) if config.has("rope_parameters") else _DEFAULT_THETAS
     )
+    layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    per_layer = config.integer("hidden_size_per_layer_input", maximum=MAX_WIDTH)
+    max_tokens = read_max_tokens(checkpoint, config)
+    check_hidden(config, max_tokens, layers, hidden_size)
+    check_width(config, "all layers' per-layer inputs", layers * per_layer)
     return EmbeddingGemma2Config(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        num_hidden_layers=config.integer("num_hidden_layers", maximum=MAX_LAYERS),
-        hidden_size_per_layer_input=config.integer("hidden_size_per_layer_input"),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size", maximum=MAX_WIDTH),
+        num_hidden_layers=layers,
+        hidden_size_per_layer_input=per_layer,
         embedding_dim=embedding_dim,
         heads=_heads(config, layer_types),
         layer_types=layer_types,
@@ -113,7 +120,7 @@ def embedding_gemma2_config(checkpoint: Checkpoint) -> EmbeddingGemma2Config:
         max_position_embeddings=config.integer("max_position_embeddings"),
         pad_token_id=config.integer("pad_token_id", default=0, minimum=0),
         normalize="Normalize" in kinds,
-        max_tokens=read_max_tokens(checkpoint, config),
+        max_tokens=max_tokens,
     )
 
 
@@ -149,8 +156,9 @@ def _own_heads(config: JsonFile, layer_types: tuple[str, ...]) -> dict[int, Mapp
         return {i: wide for i, kind in enumerate(layer_types) if kind == FULL}
     own: dict[int, Mapping[str, object]] = {}
     by_layer = config.part("per_layer_config")
+    names = [str(i) for i in range(len(layer_types))]
     for index in by_layer.values:
-        if not index.isdecimal() or int(index) >= len(layer_types):
+        if index not in names:
             raise by_layer.error(index, f"layers 0 to {len(layer_types) - 1}", "correct the file")
         layer = config.part("per_layer_config", index)
         for key in layer.values:

@@ -15,7 +15,7 @@ from .gemma_config import (
     read_rope_thetas,
     refuse_unimplemented,
 )
-from .jsonfile import MAX_LAYERS
+from .limits import MAX_LAYERS, MAX_WIDTH, check_hidden
 
 MODEL_TYPE = "gemma3_text"
 
@@ -77,15 +77,18 @@ def gemma3_config(checkpoint: Checkpoint) -> Gemma3Config:
     refuse_unimplemented(config)
     if not config.flag("use_bidirectional_attention", False):
         raise config.error("use_bidirectional_attention", "true", "this engine runs encoders only")
-    hidden_size = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size", maximum=MAX_WIDTH)
     check_pooling(checkpoint, hidden_size)
     heads = read_heads(config)
     rope_theta, rope_local_base_freq = read_rope_thetas(config)
+    layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    max_tokens = read_max_tokens(checkpoint, config)
+    check_hidden(config, max_tokens, layers, hidden_size)
     has_scalar = config.has("query_pre_attn_scalar")
     return Gemma3Config(
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
-        num_hidden_layers=config.integer("num_hidden_layers", maximum=MAX_LAYERS),
+        intermediate_size=config.integer("intermediate_size", maximum=MAX_WIDTH),
+        num_hidden_layers=layers,
         heads=heads,
         layer_types=read_layer_types(config),
         sliding_window=config.integer("sliding_window"),
@@ -98,5 +101,5 @@ def gemma3_config(checkpoint: Checkpoint) -> Gemma3Config:
         pad_token_id=config.integer("pad_token_id", default=0, minimum=0),
         dense=dense_configs(checkpoint, hidden_size),
         normalize="Normalize" in [module.kind for module in checkpoint.modules],
-        max_tokens=read_max_tokens(checkpoint, config),
+        max_tokens=max_tokens,
     )

@@ -8,7 +8,15 @@ from ..errors import BundleError
 from ..images import ImageLimits
 from .checkpoint import Checkpoint
 from .gemma_config import ACTIVATION, Heads, read_heads
-from .jsonfile import MAX_LAYERS, JsonFile
+from .jsonfile import JsonFile
+from .limits import (
+    MAX_LAYERS,
+    MAX_PATCH_SIZE,
+    MAX_PATCHES,
+    MAX_POOLING,
+    MAX_SOFT_TOKENS,
+    MAX_WIDTH,
+)
 
 VISION_MODEL_TYPE = "gemma4_vision"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -84,9 +92,11 @@ def gemma4_vision_config(
             f"{config.name}: images of {limits.max_soft_tokens + len(tokens)} tokens, wanted at "
             f"most {max_tokens} as texts have; raise max_seq_length in sentence_bert_config.json."
         )
+    hidden_size = config.integer("hidden_size", maximum=MAX_WIDTH)
+    intermediate_size = config.integer("intermediate_size", maximum=MAX_WIDTH)
     return Gemma4VisionConfig(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=config.integer("num_hidden_layers", maximum=MAX_LAYERS),
         heads=heads,
         position_embedding_size=positions,
@@ -120,14 +130,24 @@ def _limits(checkpoint: Checkpoint, config: JsonFile) -> ImageLimits:
             raise processor.error(key, repr(only), "this engine prepares images in one way")
     if processor.has("rescale_factor") and abs(processor.number("rescale_factor") * 255 - 1) > 1e-6:
         raise processor.error("rescale_factor", "1/255", "this engine scales pixels to 0..1")
-    sizes = {"patch_size": _PATCH_SIZE, "pooling_kernel_size": _POOLING}
-    for key, default in sizes.items():
-        sizes[key] = config.integer(key, default=default)
+    sizes: dict[str, int] = {}
+    for key, default, maximum in (
+        ("patch_size", _PATCH_SIZE, MAX_PATCH_SIZE),
+        ("pooling_kernel_size", _POOLING, MAX_POOLING),
+    ):
+        sizes[key] = config.integer(key, default=default, maximum=maximum)
         if processor.integer(key, default=sizes[key]) != sizes[key]:
             raise processor.error(key, f"{sizes[key]} of the vision tower", "correct the file")
-    return ImageLimits(
-        **sizes, max_soft_tokens=processor.integer("max_soft_tokens", default=_MAX_SOFT_TOKENS)
+    soft_tokens = processor.integer(
+        "max_soft_tokens", default=_MAX_SOFT_TOKENS, maximum=MAX_SOFT_TOKENS
     )
+    limits = ImageLimits(**sizes, max_soft_tokens=soft_tokens)
+    if limits.max_patches > MAX_PATCHES:
+        raise BundleError(
+            f"{processor.name}: images of {limits.max_patches} patches, wanted at most "
+            f"{MAX_PATCHES}; lower max_soft_tokens."
+        )
+    return limits
 
 
 def _tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, int, int, int]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ..errors import BundleError
 from .checkpoint import CONFIG, Checkpoint
 from .geometry import K_TILE, N_TILE, round_up
-from .jsonfile import MAX_LAYERS, JsonFile
+from .jsonfile import JsonFile
+from .limits import MAX_HEADS, MAX_LAYERS, check_width
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 KINDS = {SLIDING: "sliding", FULL: "full"}  # the short forms that kernels and params are named by
@@ -54,7 +55,8 @@ def read_heads(config: JsonFile) -> Heads:
     Raises:
         BundleError: a number the array or the group of key/value heads does not allow.
     """
-    heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    heads = config.integer("num_attention_heads", maximum=MAX_HEADS)
+    kv_heads = config.integer("num_key_value_heads", maximum=MAX_HEADS)
     head_dim = config.integer("head_dim")
     if heads % kv_heads:
         raise config.error(
@@ -64,7 +66,9 @@ def read_heads(config: JsonFile) -> Heads:
         raise config.error(
             "head_dim", f"an even number to {MAX_HEAD_DIM}", "the array moves pairs of numbers"
         )
-    return Heads(heads, kv_heads, head_dim)
+    found = Heads(heads, kv_heads, head_dim)
+    check_width(config, "q, k and v", found.qkv_stride)
+    return found
 
 
 def read_layer_types(config: JsonFile) -> tuple[str, ...]:
@@ -79,7 +83,7 @@ def read_layer_types(config: JsonFile) -> tuple[str, ...]:
         pattern = config.integer(key or "_sliding_window_pattern", default=DEFAULT_PATTERN)
         return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(layers))
     types = config.values["layer_types"]
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= set(KINDS):
+    if not isinstance(types, list) or len(types) != layers or any(t not in [*KINDS] for t in types):
         raise config.error(
             "layer_types", f"{layers} of {' or '.join(map(repr, KINDS))}", "correct the file"
         )

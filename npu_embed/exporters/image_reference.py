@@ -16,7 +16,7 @@ from .gemma4_vision_config import Gemma4VisionConfig
 from .gemma4_vision_reference import Gemma4VisionReference, VisionShape
 from .gemma_reference import AttentionShape, EmbeddingGemma2Reference
 from .reference import F32, I32
-from .selfcheck import References
+from .selfcheck import References, check_finite
 from .weights import Weights
 
 NAME = "waves"
@@ -74,9 +74,11 @@ def image_references(
     rgb = self_check_image(config.limits)
     patches = preprocess(rgb, config.limits)
     vision = vision_reference(config, weights)
-    soft, embedding = image_embedding(
-        vision, text, config.tokens, patches.pixels, patches.positions
-    )
+    with np.errstate(all="ignore"):  # what is not finite at the end is refused
+        soft, embedding = image_embedding(
+            vision, text, config.tokens, patches.pixels, patches.positions
+        )
+    check_finite(f"image {NAME}", soft, embedding)
     tensors: dict[str, NDArray[Any]] = {
         "rgb": rgb,
         "pixels": patches.pixels,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,11 @@ from pathlib import Path
 from ..errors import BundleError
 
 MAX_JSON_BYTES = 64 << 20
-MAX_LAYERS = 1024  # what the models read, too
+MAX_INTEGER = 2**31 - 1  # where nothing else bounds it
+
+# How errors quote a value: one of a stranger's files may be of any size and depth.
+_QUOTE = reprlib.Repr()
+_QUOTE.maxstring = _QUOTE.maxother = 80
 
 
 def load_json(path: Path, name: str) -> object:
@@ -41,6 +46,21 @@ def load_json(path: Path, name: str) -> object:
         raise BundleError(
             f"{name}: {error}, wanted JSON; download the checkpoint again."
         ) from error
+
+
+def quoted(value: object) -> str:
+    """A JSON value as an error quotes it: cut where it is long or deep."""
+    return _QUOTE.repr(value)
+
+
+def named(text: str) -> str:
+    """A name out of a stranger's file as an error has it: as it is, where it is short and plain."""
+    return text if len(text) <= _QUOTE.maxstring and text.isprintable() else quoted(text)
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether a text has half of a pair, which no UTF-8 holds and no file is called by."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def one_of(values: Sequence[str]) -> str:
@@ -98,11 +118,16 @@ class JsonFile:
 
     def error(self, key: str, wanted: str, action: str) -> BundleError:
         """The error `config.json: key VALUE, wanted ...; action.`, for the caller to raise."""
-        found = repr(self.values[key]) if self.has(key) else "missing"
-        return BundleError(f"{self.name}: {key} {found}, wanted {wanted}; {action}.")
+        found = quoted(self.values[key]) if self.has(key) else "missing"
+        return BundleError(f"{self.name}: {named(key)} {found}, wanted {wanted}; {action}.")
 
     def integer(
-        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int | None = None
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        minimum: int = 1,
+        maximum: int | None = MAX_INTEGER,
     ) -> int:
         """The integer at key, minimum to maximum; the default where the key is absent."""
         if not self.has(key) and default is not None:

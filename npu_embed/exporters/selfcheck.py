@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BundleError
-from ..records import Record, hex_text, make_record
+from ..records import Record, hex_text, make_record, shown
 from ..tokenizer import Tokenizer
 from .checkpoint import Checkpoint
 from .parts import Progress
@@ -59,7 +59,8 @@ def make_references(
     """The forward of every self-check text, and of one behind the checkpoint's first prompt.
 
     Raises:
-        BundleError: the tokenizer has more tokens than the model, or none for the empty text.
+        BundleError: the tokenizer has more tokens than the model, or none for the empty text; or
+            the weights give no finite vector.
     """
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path, max_tokens=max_tokens)
     if tokenizer.vocab_size > vocab_size:
@@ -81,7 +82,10 @@ def make_references(
     for j, (prompt, prefix, text) in enumerate(cases):
         progress("references", j, len(cases))
         (encoded,) = tokenizer.encode_batch([text], prompt=prefix)
-        reference = forward(encoded.ids)
+        _check_ids(encoded.ids, text, vocab_size)
+        with np.errstate(all="ignore"):  # what is not finite at the end is refused
+            reference = forward(encoded.ids)
+        check_finite(f"text {shown(text)}", reference.hidden, reference.embedding)
         tensors[f"tref.{j}.ids"] = reference.ids
         if reference.hidden.nbytes <= MAX_HIDDEN_BYTES:
             tensors[f"tref.{j}.hidden"] = reference.hidden
@@ -89,3 +93,27 @@ def make_references(
         records.append(make_record("tref", j, prompt, hex_text(text)))
     progress("references", len(cases), len(cases))
     return References(tuple(records), tensors)
+
+
+def _check_ids(ids: I32, text: str, vocab_size: int) -> None:
+    """Refuse a tokenizer whose ids are not the model's."""
+    # Ids may leave gaps, so that few tokens do not tell that they are small.
+    if ids.max() >= vocab_size or ids.min() < 0:
+        raise BundleError(
+            f"tokenizer.json: id {ids.max() if ids.min() >= 0 else ids.min()} for the text "
+            f"{shown(text)}, wanted less than vocab_size {vocab_size} of config.json; the two "
+            "files do not belong together."
+        )
+
+
+def check_finite(where: str, *arrays: F32) -> None:
+    """Refuse weights that give no finite numbers.
+
+    Raises:
+        BundleError: naming the input at which they do not.
+    """
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise BundleError(
+            f"model.safetensors: the {where} becomes no finite vector, wanted one; the weights or "
+            "the numbers of config.json are damaged."
+        )

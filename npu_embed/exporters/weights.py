@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from ..bf16 import to_f32
 from ..errors import BundleError
 from ..tensors import Tensors, open_safetensors
+from .jsonfile import named
 
 F32 = NDArray[np.float32]
 
 _BLOCK_ELEMS = 1 << 22
+_ACTION = "download the checkpoint again"
 
 # Checkpoints converted from TensorFlow keep its names; transformers renames them on loading, too.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -38,25 +40,29 @@ class Weights:
         path: Path,
         wanted: Mapping[str, Sequence[int]],
         *,
+        name: str | None = None,
         prefix: str = "",
         ignored: Iterable[str] = (),
     ) -> None:
         """Open path; names in the file may begin with `prefix`; `ignored` are beginnings of names.
 
+        name is what errors call the file, else the path's last part.
+
         Raises:
             BundleError: naming the tensor that is missing, unknown, misshapen or not finite.
         """
-        self._file: Tensors = open_safetensors(path)
-        self._stored = self._names(path.name, prefix)
+        file = name or path.name
+        self._file: Tensors = open_safetensors(path, name=file, action=_ACTION)
+        self._stored = self._names(file, prefix)
         ignored = tuple(ignored)
-        for name in self._stored:
-            if name not in wanted and not name.startswith(ignored):
+        for stored in self._stored:
+            if stored not in wanted and not stored.startswith(ignored):
                 raise BundleError(
-                    f"{path.name}: tensor {name} is not part of this model, wanted only what its "
-                    "configuration describes; check config.json."
+                    f"{file}: tensor {named(stored)} is not part of this model, wanted only what "
+                    "its configuration describes; check config.json."
                 )
-        for name, shape in wanted.items():
-            self._check(path.name, name, tuple(shape))
+        for tensor, shape in wanted.items():
+            self._check(file, tensor, tuple(shape))
 
     def _names(self, file: str, prefix: str) -> dict[str, str]:
         """Plain name -> name in the file."""
@@ -67,7 +73,10 @@ class Weights:
                 if plain.endswith(old):
                     plain = plain.removesuffix(old) + new
             if plain in stored:
-                raise BundleError(f"{file}: {stored[plain]} and {name}, wanted one of the two.")
+                raise BundleError(
+                    f"{file}: {named(stored[plain])} and {named(name)}, wanted one of "
+                    f"the two; {_ACTION}."
+                )
             stored[plain] = name
         return stored
 

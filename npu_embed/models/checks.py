@@ -235,9 +235,11 @@ def token_ids(ids: NDArray[np.int32], vocab_size: int) -> None:
     """
     for found in (int(ids.min()), int(ids.max())):
         if not 0 <= found < vocab_size:
+            # Which may come from the tokenizer, from a record or from a stored reference.
             raise BundleError(
-                f"tokenizer.json: token id {found}, wanted less than vocab_size "
-                f"{vocab_size}{' and not negative' if found < 0 else ''}; re-export the bundle."
+                f"manifest.txt: token id {found}, wanted less than vocab_size {vocab_size}"
+                f"{' and not negative' if found < 0 else ''}, the rows of the embeddings; what the "
+                "id came from belongs to another model, re-export the bundle."
             )
 
 
