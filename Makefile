@@ -52,13 +52,19 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The slow ones have processes, memory limits and signals of their own, which are not for workers.
+# What is slow as a whole is not even imported. Workers without a bytecode cache would parse and
+# rewrite every test again.
+FAST_TESTS := -m "not slow" --ignore=tests/integrations --ignore=tests/test_serve.py
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PARALLEL := -n auto --dist worksteal
+
 test: check
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) $(FAST_TESTS) $(PARALLEL)
+	$(PYTEST) -m "slow and not alone" $(PARALLEL)
+	$(PYTEST) -m alone
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+	$(PYTEST) $(FAST_TESTS) $(PARALLEL)
 
 SOAK_SECONDS ?= 300
 
@@ -85,7 +91,7 @@ bench-swaps: $(VENV)/.installed-bench
 
 # A finding ends it; its input is then in fuzz-findings. FUZZ_SECONDS is for each of the targets.
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS ?= manifest tensors_txt safetensors xclbin txn runs tokenizer ranges bundle embed
+FUZZ_TARGETS ?= manifest tensors_txt safetensors xclbin txn runs tokenizer ranges bundle embed checkpoint
 FUZZ_BIN := .venv-fuzz/bin
 
 .venv-fuzz/.installed: pyproject.toml

@@ -93,6 +93,7 @@ def _edit_words(bundle: Path, key: str, change: Callable[[list[int]], list[int]]
     manifest.write_text(text)
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize(
     "change",
@@ -152,6 +153,7 @@ SITES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "module", "function"), SITES)
 def test_a_forgotten_sync(
     narrow_bundle: Path, monkeypatch: pytest.MonkeyPatch, method: str, module: str, function: str
@@ -205,6 +207,7 @@ def test_a_sync_the_wrong_way_loses_what_the_device_wrote(
 # --- arguments ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("pair", [(0, 1), (0, 2), (1, 2)])
 @pytest.mark.parametrize("key", ["qkv", "o", "up", "down"])
@@ -267,6 +270,7 @@ def _rows_too_near(words: list[int]) -> None:
     words[4] -= 1  # d1_stride; its sizes and the length stay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["qkv_x1", "o_x1", "up_x1", "down_x1", "mha_16"])
 def test_a_descriptor_one_row_short(tiny_bundle: Path, tiny_copy: Path, file: str) -> None:
     count = _descriptors(tiny_bundle, f"{file}.insts.bin")
@@ -279,6 +283,7 @@ def test_a_descriptor_one_row_short(tiny_bundle: Path, tiny_copy: Path, file: st
         check_seen(tiny_copy)
 
 
+@pytest.mark.slow
 def test_a_descriptor_of_a_second_chunk_one_row_short(tiny_copy: Path) -> None:
     """The stream is refused, or its run never ends or ends in an error; the next run is right."""
     stored = load_references(TINY)
@@ -301,6 +306,7 @@ def test_a_descriptor_of_a_second_chunk_one_row_short(tiny_copy: Path) -> None:
     assert "TIMEOUT" in ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["qkv_x1", "mha_16"])
 def test_rows_of_a_descriptor_one_word_too_near(
     tiny_bundle: Path, tiny_copy: Path, file: str

@@ -60,6 +60,7 @@ def check_near(found: F32, wanted: F32) -> None:
 # --- vectors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_short_text_is_the_same_bits_after_a_long_one_60_times(engine: Embedder) -> None:
     first = engine.embed("short")
     for _ in range(60):
@@ -67,6 +68,7 @@ def test_a_short_text_is_the_same_bits_after_a_long_one_60_times(engine: Embedde
         np.testing.assert_array_equal(engine.embed("short"), first)
 
 
+@pytest.mark.slow
 def test_the_same_call_is_the_same_bits_whatever_ran_between(engine: Embedder) -> None:
     texts = unequal(20)
     first = engine.embed(texts)
@@ -75,6 +77,7 @@ def test_the_same_call_is_the_same_bits_whatever_ran_between(engine: Embedder) -
         np.testing.assert_array_equal(engine.embed(texts), first)
 
 
+@pytest.mark.slow
 def test_unequal_texts_shuffled_come_back_in_their_order(engine: Embedder) -> None:
     texts = unequal(50)
     alone = np.stack([engine.embed(text) for text in texts])
@@ -86,6 +89,7 @@ def test_unequal_texts_shuffled_come_back_in_their_order(engine: Embedder) -> No
     assert apart.min() > 2 * NEAR_BITS
 
 
+@pytest.mark.slow
 def test_pack_sizes_from_one_text_to_all_stay_within_the_bound(
     engine: Embedder, tiny_bundle: Path
 ) -> None:
@@ -97,6 +101,7 @@ def test_pack_sizes_from_one_text_to_all_stay_within_the_bound(
     check_near(np.stack([engine.embed(text) for text in texts[:40]]), whole[:40])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("company", [[LONG], [LONG] * 20, ["b"] * 100, SPACES])
 def test_a_word_beside_other_texts_is_as_alone(engine: Embedder, company: list[str]) -> None:
     alone = engine.embed("password")
@@ -132,6 +137,7 @@ def test_a_text_in_each_stream_of_a_gemm_is_the_same(tiny_bundle: Path) -> None:
         assert other.stats.loads == 1 + 4 * 6  # one bucket, and four gemms in six streams
 
 
+@pytest.mark.slow
 def test_two_threads_of_100_texts_get_each_their_own(engine: Embedder) -> None:
     texts = [[f"thread {t} {text}" for text in unequal(100, seed=t)] for t in range(2)]
     wanted = [engine.embed(mine) for mine in texts]
@@ -221,6 +227,7 @@ def test_a_typed_special_token_takes_part(engine: Embedder, token: str) -> None:
     assert np.abs(found[0] - found[1]).max() > NEAR_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [*SPACES, "a <pad> b", "a <eos> b", "<bos>a", "caf\u00e9", "a\u0000b"]
 )
@@ -440,6 +447,7 @@ def start(program: str, bundle: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "code", "words"),
     [
@@ -462,6 +470,7 @@ def test_a_process_exits_at_once_with_its_code(
     assert bool(stderr) == bool(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [CTRL_C, CTRL_C_WITH], ids=["bare", "in a with"])
 def test_ctrl_c_ends_the_process_at_once(tiny_bundle: Path, program: str) -> None:
     with start(program, tiny_bundle) as process:

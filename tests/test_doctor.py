@@ -70,6 +70,7 @@ def test_without_an_npu_the_emulated_one_is_checked_and_nothing_fails(
     assert "runs are emulated" in found[3].text
 
 
+@pytest.mark.slow
 def test_the_command_line_says_so_and_ends_with_0(
     faked: Faked, tiny_bundle: Path, seen_by_cli: Callable[[Machine], None]
 ) -> None:
@@ -154,6 +155,7 @@ def test_what_is_no_bundle_fails_and_the_runs_are_made_all_the_same(
     assert "gemm" in checks(found)
 
 
+@pytest.mark.slow
 def test_a_damaged_bundle_fails_by_the_file(faked: Faked, tiny_copy: Path) -> None:
     weights = tiny_copy / "tensors.safetensors"
     data = bytearray(weights.read_bytes())
@@ -303,6 +305,7 @@ def test_a_compiled_bundle_is_only_looked_at_where_there_is_no_npu(
     assert checks(found)[-1] == "contexts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "ended", "after"),
     [

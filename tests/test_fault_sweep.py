@@ -25,6 +25,8 @@ from npu_embed.emulator import slots
 from npu_embed.emulator.faults import Faults, parse
 from npu_embed.kernels import abandoned
 
+pytestmark = pytest.mark.slow
+
 F32 = NDArray[np.float32]
 
 ONE_PACK = ["two cats on a sofa", "a red car"]
@@ -83,7 +85,6 @@ def same(found: F32, wanted: F32, where: str) -> None:
     np.testing.assert_array_equal(found, wanted, err_msg=where)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TOLD_BY_STATE)
 def test_a_fault_at_any_run_is_made_good(engine: Embedder, texts: list[str], kind: str) -> None:
     wanted, runs = runs_of(engine, texts)
@@ -96,7 +97,6 @@ def test_a_fault_at_any_run_is_made_good(engine: Embedder, texts: list[str], kin
         assert engine.last_stats.rebuilds == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timeout", "error", "abort", "lost"])
 def test_a_fault_from_any_run_on_is_told_and_not_returned(
     engine: Embedder, texts: list[str], kind: str
@@ -113,7 +113,6 @@ def test_a_fault_from_any_run_on_is_told_and_not_returned(
         same(engine.embed(texts), wanted, f"after {kind} from run {k} on")
 
 
-@pytest.mark.slow
 @few_settings
 def test_a_device_that_is_gone_at_any_run_is_told(
     tiny_bundle: Path, engine: Embedder, texts: list[str]
@@ -132,7 +131,6 @@ def test_a_device_that_is_gone_at_any_run_is_told(
     same(engine.embed(texts), wanted, "on another device")
 
 
-@pytest.mark.slow
 @few_settings
 @pytest.mark.parametrize("sign", ["-", "+"])
 @pytest.mark.parametrize("code", ERRNOS)
@@ -158,7 +156,6 @@ def test_a_context_refused_once_is_waited_for_and_for_ever_is_told(
     same(engine.embed(ONE_PACK), wanted, f"after {code}")
 
 
-@pytest.mark.slow
 @few_settings
 def test_another_failure_to_create_a_context_is_made_good(
     setting: tuple[int, str, int], engine: Embedder, texts: list[str]
@@ -171,7 +168,6 @@ def test_another_failure_to_create_a_context_is_made_good(
         assert engine.last_stats.rebuilds == 1
 
 
-@pytest.mark.slow
 @few_settings
 def test_a_full_heap_at_any_load_is_made_good(engine: Embedder, texts: list[str]) -> None:
     wanted = engine.embed(texts)
@@ -184,7 +180,6 @@ def test_a_full_heap_at_any_load_is_made_good(engine: Embedder, texts: list[str]
         assert engine.last_stats.rebuilds == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNTOLD)
 def test_what_no_state_tells_of_is_seen_by_running_twice(
     tiny_bundle: Path, setting: tuple[int, str, int], texts: list[str], kind: str
@@ -199,7 +194,6 @@ def test_what_no_state_tells_of_is_seen_by_running_twice(
         assert seen, "no fault made a difference"
 
 
-@pytest.mark.slow
 def test_memory_that_cannot_be_locked_at_any_buffer_leaves_nothing_behind(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +233,7 @@ def taken(npu: Anything) -> tuple[int, int]:
     return len(npu._heap._taken), len(npu._host._taken)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("runlists", ["on", "off"])
 def test_ten_thousand_faults_leave_nothing_behind(
     make: MakeRig, tiny_bundle: Path, runlists: str, caplog: pytest.LogCaptureFixture
@@ -275,7 +269,7 @@ def test_ten_thousand_faults_leave_nothing_behind(
     assert grown < FAULTS // 10
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_rebuilt_contexts_leave_nothing_behind(tiny_bundle: Path) -> None:
     table = slots.table(settings.emulator_dir())
     with Embedder(tiny_bundle, "emulated", verify="startup") as engine:

@@ -7,13 +7,21 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-PHASES = {"M", "X", "i", "C"}
+# By kind of event, the keys beside ph, name, pid, tid, ts and args.
+PHASES = {"M": set(), "X": {"dur"}, "i": {"s"}, "C": set()}
+COMMON = {"ph", "name", "pid", "tid", "ts", "args"}
+METADATA = {"process_name", "thread_name"}
 EPSILON_US = 0.002  # times are rounded to a thousandth
 
 
 def read(path: Path) -> dict[str, Any]:
     """What a trace's file holds."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+
+    def refuse(number: str) -> None:
+        raise AssertionError(f"{number} is no JSON")
+
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text, parse_constant=refuse)
     return found
 
 
@@ -29,10 +37,16 @@ def check_form(trace: dict[str, Any]) -> None:
     nested = defaultdict(list)
     counters: dict[str, int] = defaultdict(int)
     for record in trace["traceEvents"]:
-        assert record["ph"] in PHASES
+        assert record.keys() == COMMON | PHASES[record["ph"]]
         assert isinstance(record["name"], str)
-        assert all(isinstance(record[key], int) for key in ("pid", "tid"))
+        assert record["name"]
+        assert all(type(record[key]) is int for key in ("pid", "tid"))
+        assert all(type(record[key]) in (int, float) for key in ("ts", "dur") if key in record)
+        assert isinstance(record["args"], dict)
         assert record["ts"] >= 0
+        if record["ph"] == "M":
+            assert record["name"] in METADATA
+            assert isinstance(record["args"]["name"], str)
         if record["name"] == "process_name":
             processes.add(record["pid"])
         elif record["name"] == "thread_name":
@@ -43,7 +57,9 @@ def check_form(trace: dict[str, Any]) -> None:
         elif record["ph"] == "i":
             assert record["s"] == "t"
         elif record["ph"] == "C":
-            (value,) = record["args"].values()
+            assert record["args"].keys() == {"total"}
+            value = record["args"]["total"]
+            assert type(value) is int
             assert value > counters[record["name"]]
             counters[record["name"]] = value
     assert set(nested) <= tracks

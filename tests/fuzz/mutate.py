@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from fuzz.json_changes import changed
+
 HANG_SECONDS = 60
 MAX_BYTES = 1 << 16
 MOST_CHANGES = 8
@@ -68,11 +70,14 @@ def _splice(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> Non
 
 
 _CHANGES = (_flip, _byte, _integer, _integer, _digits, _remove, _repeat, _token, _splice)
+_SOME_JSON = 0.7  # of the inputs that are JSON
 
 
 def mutated(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     """One of the seeds with a few changes."""
     data = bytearray(rng.choice(seeds))
+    if rng.random() < _SOME_JSON and (other := changed(rng, bytes(data))) is not None:
+        return other[:MAX_BYTES]
     for _ in range(rng.randint(1, MOST_CHANGES)):
         if not data:
             data += b"\0"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from fuzz import checkpoints
 from fuzz.targets import EMBED_BYTES, EMBED_FILES, MHA, TARGETS, TENSOR_BYTES
 from handmade import assemble
 from handmade_gemm import Gemm, Tiles
@@ -21,6 +21,7 @@ from npu_embed.tensors_txt import write_tensors_txt
 SEEDS = Path(__file__).with_name("seeds")
 DATA = Path(__file__).parent.parent / "data"
 LEFT_OUT = ("tref", "sha256")
+TOKENIZERS = ("tiny-bert", "tiny-roberta", "tiny-gemma3", "tiny-xlm-roberta")
 
 # Version 1.0, as aiebu writes it, and the form older than TXN.
 _V1_0 = (
@@ -52,12 +53,10 @@ def _short(manifest: str) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _tokenizer(path: Path) -> bytes:
-    """A tokenizer.json with a vocabulary of a hundred words."""
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {w: i for w, i in vocabulary.items() if i < 100}
-    return json.dumps(tokenizer, ensure_ascii=False).encode()
+def _tokenizers() -> dict[str, bytes]:
+    """Tokenizer files of each kind, with the first words of their vocabularies."""
+    texts = {model: (DATA / model / "tokenizer.json").read_text("utf-8") for model in TOKENIZERS}
+    return {model: checkpoints.small_tokenizer(text).encode() for model, text in texts.items()}
 
 
 def _tensors() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
@@ -112,13 +111,14 @@ def make(folder: Path) -> dict[str, dict[str, bytes]]:
             **{f"gemm_{name}": assemble(gemm.ops()) for name, gemm in gemms.items()},
             "mha": assemble(MHA.ops()),
         },
-        "tokenizer": {"tiny-bert": _tokenizer(bundle / "tokenizer.json")},
+        "tokenizer": _tokenizers(),
         "ranges": {"small": _npy(np.array([[-1, 0, 0.5], [1, 2, 3]], np.float32))},
         "bundle": {"own": _short(manifest).encode()},
         "embed": {
             Path(file).name: bytes([i]) + (bundle / file).read_bytes()[:EMBED_BYTES]
             for i, file in enumerate(EMBED_FILES)
         },
+        "checkpoint": checkpoints.seeds(folder),
     }
 
 

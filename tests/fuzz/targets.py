@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from fuzz import checkpoints
 from guards import guarded_run
 from handmade import pdi
 from handmade_gemm import Tiles
@@ -215,6 +216,13 @@ def embed(data: bytes) -> None:
         path.write_bytes(content)
 
 
+def checkpoint(data: bytes) -> None:
+    """A checkpoint to export, one of its files changed: which one, and its bytes."""
+    folder = _folder() / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    checkpoints.export(folder, data)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "manifest": manifest,
     "tensors_txt": tensors_txt,
@@ -226,4 +234,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "ranges": ranges,
     "bundle": bundles,
     "embed": embed,
+    "checkpoint": checkpoint,
 }

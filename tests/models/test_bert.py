@@ -57,8 +57,16 @@ def test_token_ids_are_the_references(bundle: Path, wanted: References) -> None:
     assert [tuple(ids) for ids in found] == list(wanted.ids)
 
 
-@pytest.mark.parametrize("slots", SLOTS)
-@pytest.mark.parametrize("mode", ["strict", "loose"])
+@pytest.mark.parametrize(
+    ("mode", "slots"),
+    [
+        ("strict", 2),
+        *(
+            pytest.param(mode, slots, marks=pytest.mark.slow)
+            for mode, slots in (("strict", 1), ("strict", 16), *(("loose", n) for n in SLOTS))
+        ),
+    ],
+)
 @pytest.mark.parametrize(("model", "folder"), MODELS)
 def test_vectors_are_the_references(
     bundle: Path, wanted: References, mode: str, slots: int, monkeypatch: pytest.MonkeyPatch
@@ -75,6 +83,7 @@ def test_vectors_are_the_references(
     assert np.abs(together[some] - alone).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "folder"), MODELS)
 def test_slots_and_memory_mode_change_no_bit(
     bundle: Path, wanted: References, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +156,7 @@ def test_stages_are_tapped_in_order_and_do_not_depend_on_the_pack(
     opened.close()
 
 
-@pytest.mark.parametrize("mode", ["strict", "loose"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("loose", marks=pytest.mark.slow)])
 def test_widths_that_are_no_multiple_of_a_tile_are_padded_unseen(
     narrow_bundle: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

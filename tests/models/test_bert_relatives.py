@@ -132,6 +132,7 @@ def test_one_slot_changes_no_bit(relative: Relative, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(found[0], found[1])
 
 
+@pytest.mark.slow
 def test_the_bundle_passes_its_own_check(relative: Relative) -> None:
     outcomes = list(self_check(relative.bundle, "emulated"))
     assert [outcome for outcome in outcomes if outcome.status == "FAIL"] == []
@@ -180,6 +181,7 @@ def test_counting_typed_padding_as_a_position_turns_red(
     assert near[typed].max() < MIN_COSINE <= near[~typed].min()
 
 
+@pytest.mark.slow
 def test_positions_begin_behind_the_checkpoints_own_padding_token(tmp_path: Path) -> None:
     folder = copied(ROBERTA, tmp_path)
     for given, padding_idx in ((..., 1), (None, 1), (0, 0)):
@@ -223,6 +225,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]
     save_file(change(load_file(path)), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "prefix", "heads"),
     [

@@ -51,6 +51,7 @@ def test_the_references_have_texts_on_both_sides_of_the_window() -> None:
     assert LENGTHS.max() > 256  # the longest bucket is used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eg2_bundle", "eg2_host_bundle"])
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])
 def test_a_window_off_by_one_turns_every_long_text_wrong_and_no_short_one(
@@ -64,6 +65,7 @@ def test_a_window_off_by_one_turns_every_long_text_wrong_and_no_short_one(
     check_vectors(found[short], WANTED.embeddings[short], MIN_COSINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -78,6 +80,7 @@ def test_another_param_turns_vectors_wrong(
     assert lowest(edited(eg2_bundle, tmp_path / "b", (old, new))) < WRONG
 
 
+@pytest.mark.slow
 def test_values_without_their_norm_turn_vectors_wrong(
     eg2_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +88,7 @@ def test_values_without_their_norm_turn_vectors_wrong(
     assert lowest(eg2_bundle) < WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [range(6), range(2, 4)])
 def test_a_layer_scalar_of_one_turns_vectors_wrong(
     eg2_bundle: Path, tmp_path: Path, layers: range
@@ -93,6 +97,7 @@ def test_a_layer_scalar_of_one_turns_vectors_wrong(
     assert lowest(with_tensors(eg2_bundle, tmp_path / "b", ones)) < WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -111,6 +116,7 @@ def test_a_norm_without_its_weight_turns_vectors_wrong(
     assert lowest(with_tensors(eg2_bundle, tmp_path / "b", ones)) < WRONG
 
 
+@pytest.mark.slow
 def test_inputs_of_another_layer_turn_vectors_wrong(
     eg2_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

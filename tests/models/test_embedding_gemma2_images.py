@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,22 @@ def wanted() -> F32:
     return np.stack([stored[f"image.{i}.embedding"] for i in range(3)])
 
 
+@pytest.fixture(scope="module")
+def engine(eg2_bundle: Path) -> Iterator[Embedder]:
+    """An Embedder that tests share, and must leave embedding."""
+    with Embedder(eg2_bundle, "emulated") as opened:
+        yield opened
+
+
 def embed(bundle: Path, images: list[U8]) -> F32:
     with Embedder(bundle, "emulated") as embedder:
         return embedder.embed_image(images)
 
 
-@pytest.mark.parametrize("mode", ["strict", "loose"])
-@pytest.mark.parametrize("fixture", ["eg2_bundle", "eg2_host_bundle"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("loose", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "fixture", ["eg2_bundle", pytest.param("eg2_host_bundle", marks=pytest.mark.slow)]
+)
 def test_vectors_are_the_references_alone_and_together(
     fixture: str,
     mode: str,
@@ -69,6 +79,7 @@ def test_vectors_are_the_references_alone_and_together(
     assert np.abs(together[some] - alone).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 def test_many_images_run_in_several_packs_in_step(
     eg2_bundle: Path, images: list[U8], wanted: F32
 ) -> None:
@@ -79,6 +90,7 @@ def test_many_images_run_in_several_packs_in_step(
         assert np.abs(vector - found[order.index(i)]).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 def test_slots_memory_mode_and_runlists_change_no_bit(
     eg2_bundle: Path, images: list[U8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +109,7 @@ def test_slots_memory_mode_and_runlists_change_no_bit(
         np.testing.assert_array_equal(found[0], other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_images_of_a_group_share_the_switches_of_one(
     eg2_bundle: Path, images: list[U8], count: int, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +121,7 @@ def test_images_of_a_group_share_the_switches_of_one(
         assert embedder.stats.swaps == 2 * (LAYERS + TEXT_LAYERS)
 
 
+@pytest.mark.slow
 def test_a_text_and_another_image_leave_nothing_behind(eg2_bundle: Path, images: list[U8]) -> None:
     longest = max(load_references(TINY_EG2).texts, key=len)
     with Embedder(eg2_bundle, "emulated") as embedder:
@@ -119,6 +133,7 @@ def test_a_text_and_another_image_leave_nothing_behind(eg2_bundle: Path, images:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_files_and_arrays_are_the_same_and_one_is_a_row(
     eg2_bundle: Path, images: list[U8], tmp_path: Path
 ) -> None:
@@ -134,28 +149,25 @@ def test_files_and_arrays_are_the_same_and_one_is_a_row(
             np.testing.assert_array_equal(embedder.embed_image(several), one[None])
 
 
-def test_dim_cuts_to_unit_length(eg2_bundle: Path, images: list[U8]) -> None:
-    with Embedder(eg2_bundle, "emulated") as embedder:
-        whole = embedder.embed_image(images[2])
-        found = embedder.embed_image(images[2], dim=32)
-        np.testing.assert_allclose(found, whole[:32] / np.linalg.norm(whole[:32]), atol=1e-6)
-        assert embedder.embed_image(images[2:], dim=32).shape == (1, 32)
-        for dim in (0, 97, True, "32"):
-            with pytest.raises(InputError, match="dim="):
-                embedder.embed_image(images[2], dim=dim)  # type: ignore[arg-type]
+def test_dim_cuts_to_unit_length(engine: Embedder, images: list[U8]) -> None:
+    whole = engine.embed_image(images[2])
+    found = engine.embed_image(images[2], dim=32)
+    np.testing.assert_allclose(found, whole[:32] / np.linalg.norm(whole[:32]), atol=1e-6)
+    assert engine.embed_image(images[2:], dim=32).shape == (1, 32)
+    for dim in (0, 97, True, "32"):
+        with pytest.raises(InputError, match="dim="):
+            engine.embed_image(images[2], dim=dim)  # type: ignore[arg-type]
 
 
-def test_no_images_are_no_rows(eg2_bundle: Path) -> None:
-    with Embedder(eg2_bundle, "emulated") as embedder:
-        found = embedder.embed_image([])
+def test_no_images_are_no_rows(engine: Embedder) -> None:
+    found = engine.embed_image([])
     assert found.shape == (0, 96)
     assert found.dtype == np.float32
 
 
-def test_statistics_count_images_and_their_tokens(eg2_bundle: Path, images: list[U8]) -> None:
-    with Embedder(eg2_bundle, "emulated") as embedder:
-        embedder.embed_image(images)
-        last = embedder.last_stats
+def test_statistics_count_images_and_their_tokens(engine: Embedder, images: list[U8]) -> None:
+    engine.embed_image(images)
+    last = engine.last_stats
     # 64, 63 and 46 soft tokens, and four tokens around each.
     assert (last.images, last.texts, last.tokens) == (3, 0, 64 + 63 + 46 + 3 * 4)
     assert {"preprocess", "gemm", "mha", "host"} <= set(last.seconds)
@@ -184,16 +196,15 @@ def test_a_bundle_for_texts_only_says_so(gemma3_bundle: Path, tiny_bundle: Path)
     ],
 )
 def test_a_bad_image_is_named_by_its_index(
-    eg2_bundle: Path,
+    engine: Embedder,
     images: list[U8],
     bad: Any,  # noqa: ANN401
     error: type[Exception],
     words: str,
 ) -> None:
-    with Embedder(eg2_bundle, "emulated") as embedder:
-        with pytest.raises(error, match=words):
-            embedder.embed_image([images[2], bad])
-        assert embedder.embed_image(images[2]).shape == (96,)
+    with pytest.raises(error, match=words):
+        engine.embed_image([images[2], bad])
+    assert engine.embed_image(images[2]).shape == (96,)
 
 
 def test_a_closed_embedder_embeds_no_image(eg2_bundle: Path, images: list[U8]) -> None:
@@ -203,6 +214,7 @@ def test_a_closed_embedder_embeds_no_image(eg2_bundle: Path, images: list[U8]) -
         embedder.embed_image(images[0])
 
 
+@pytest.mark.slow
 def test_a_vector_that_is_not_finite_is_not_returned(
     eg2_bundle: Path, images: list[U8], tmp_path: Path
 ) -> None:
@@ -217,6 +229,7 @@ def test_a_vector_that_is_not_finite_is_not_returned(
         embedder.embed_image(images[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -249,11 +262,13 @@ def test_a_damaged_bundle_is_refused(
 # --- check and the command line ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_check_compares_the_bundles_image(eg2_bundle: Path) -> None:
     found = {o.check: o.status for o in self_check(eg2_bundle, "emulated")}
     assert [found[name] for name in ("pixels", "soft tokens", "image vector")] == ["PASS"] * 3
 
 
+@pytest.mark.slow
 def test_check_says_what_is_not_alike(eg2_bundle: Path) -> None:
     with Embedder(eg2_bundle, "emulated") as embedder:
         encoder = image_encoder(embedder._model)
@@ -273,6 +288,7 @@ def test_check_says_what_is_not_alike(eg2_bundle: Path) -> None:
             assert outcomes[-1].status in ("PASS", "FAIL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -289,6 +305,7 @@ def test_a_damaged_image_reference_fails_the_check(
         read_image_references(bundle)
 
 
+@pytest.mark.slow
 def test_the_command_line_embeds_images_beside_texts(
     eg2_bundle: Path, images: list[U8], wanted: F32, tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ def test_token_ids_are_the_references(published_bundle: Path) -> None:
     assert [tuple(ids) for ids in found] == list(WANTED.ids)
 
 
-@pytest.mark.parametrize("mode", ["strict", "loose"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("loose", marks=pytest.mark.slow)])
 def test_vectors_are_the_references_alone_and_together(
     published_bundle: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +65,7 @@ def test_vectors_are_the_references_alone_and_together(
     assert np.abs(together[some] - alone).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 def test_both_layouts_agree_but_for_roundings(
     published_bundle: Path, eg2_host_bundle: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_o_and_down_are_sums_of_slices(published_bundle: Path) -> None:
         assert embedder.stats.swaps == embedder.stats.switches == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor", ["t0.o1", "t5.o3", "t2.down3"])
 def test_no_slice_is_left_out(published_bundle: Path, tmp_path: Path, tensor: str) -> None:
     zeros = np.zeros_like(open_tensors(published_bundle).u8(tensor))
@@ -88,6 +90,7 @@ def test_no_slice_is_left_out(published_bundle: Path, tmp_path: Path, tensor: st
     assert cosines(embed(other), WANTED.embeddings).max() < LOWEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])
 def test_another_window_turns_long_texts_wrong_and_no_short_one(
     published_bundle: Path, tmp_path: Path, window: int
@@ -100,6 +103,7 @@ def test_another_window_turns_long_texts_wrong_and_no_short_one(
     check_vectors(found[short], WANTED.embeddings[short], LOWEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -115,6 +119,7 @@ def test_another_param_turns_vectors_wrong(
     assert cosines(found, WANTED.embeddings).min() < LOWEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor",
     ["t.norm", "t.ple_norm", "t.layer_scalar", "t2.q_norm", "t2.k_norm", "t2.post_attn",
@@ -135,7 +140,7 @@ def test_the_references_in_the_bundle_are_met_and_none_is_cut(published_bundle: 
     check_vectors(np.stack(found), wanted.embeddings, LOWEST)
 
 
-@pytest.mark.parametrize("mode", ["strict", "loose"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("loose", marks=pytest.mark.slow)])
 def test_images_are_the_references_alone_and_together(
     published_bundle: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +154,7 @@ def test_images_are_the_references_alone_and_together(
     assert np.abs(together[some] - alone).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor", ["v0.down2", "v2.o", "v.patch", "v.ev"])
 def test_no_weight_of_the_tower_is_left_out(
     published_bundle: Path, tmp_path: Path, tensor: str
@@ -160,6 +166,7 @@ def test_no_weight_of_the_tower_is_left_out(
     assert cosines(found, IMAGE_VECTORS).max() < LOWEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"), [("v.theta 100.0", "v.theta 10000.0"), ("v.eps 1e-06", "v.eps 0.9")]
 )
@@ -171,6 +178,7 @@ def test_another_param_of_the_tower_turns_vectors_wrong(
         assert cosines(embedder.embed_image(IMAGES), IMAGE_VECTORS).min() < LOWEST
 
 
+@pytest.mark.slow
 def test_check_fails_over_another_nearest_text(published_bundle: Path, tmp_path: Path) -> None:
     tensors = open_tensors(published_bundle)
     texts, image = tensors.f32("ref.texts"), tensors.f32("ref.waves.embedding")
@@ -192,6 +200,7 @@ def test_prompts_are_those_of_the_checkpoint(published_bundle: Path) -> None:
             embedder.embed("cats", prompt="query")
 
 
+@pytest.mark.slow
 def test_check_passes_and_skips_what_the_layout_does_not_hold(published_bundle: Path) -> None:
     result = run("check", published_bundle, "--device", "emulated")
     assert (result.code, result.err) == (0, "")
@@ -202,6 +211,7 @@ def test_check_passes_and_skips_what_the_layout_does_not_hold(published_bundle: 
     assert "FAIL" not in result.out
 
 
+@pytest.mark.slow
 def test_check_fails_over_a_wrong_vector_and_wrong_ids(
     published_bundle: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +235,7 @@ def image_only(bundle: Path, folder: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_a_bundle_for_images_only_opens_and_says_so_when_given_a_text(
     published_bundle: Path, tmp_path: Path
 ) -> None:
@@ -241,6 +252,7 @@ def test_a_bundle_for_images_only_opens_and_says_so_when_given_a_text(
     assert "PASS  image vector" in result.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["emulated", "auto"])
 def test_real_machine_code_is_refused_by_the_emulated_npu_in_one_clear_error(
     published_bundle: Path, tmp_path: Path, device: str

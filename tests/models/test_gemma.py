@@ -49,9 +49,12 @@ ON_NPU = [
     pytest.param(Model("gemma3_bundle", TINY_GEMMA3, MIN_COSINE), id="gemma3"),
     pytest.param(Model("eg2_bundle", TINY_EG2, EG2_MIN_COSINE), id="eg2"),
 ]
-ON_HOST = [
-    pytest.param(Model("gemma3_host_bundle", TINY_GEMMA3, MIN_COSINE), id="gemma3-host"),
-    pytest.param(Model("eg2_host_bundle", TINY_EG2, EG2_MIN_COSINE), id="eg2-host"),
+ON_HOST = [  # where little is left to the NPU
+    pytest.param(model, id=name, marks=pytest.mark.slow)
+    for name, model in (
+        ("gemma3-host", Model("gemma3_host_bundle", TINY_GEMMA3, MIN_COSINE)),
+        ("eg2-host", Model("eg2_host_bundle", TINY_EG2, EG2_MIN_COSINE)),
+    )
 ]
 EVERY = [*ON_NPU, *ON_HOST]
 
@@ -84,7 +87,7 @@ def test_token_ids_are_the_references(bundle: Path, wanted: References) -> None:
     assert [tuple(ids) for ids in found] == list(wanted.ids)
 
 
-@pytest.mark.parametrize("mode", ["strict", "loose"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("loose", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", EVERY)
 def test_vectors_are_the_references_alone_and_together(
     bundle: Path,
@@ -104,6 +107,7 @@ def test_vectors_are_the_references_alone_and_together(
     assert np.abs(together[some] - alone).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ON_NPU)
 def test_slots_memory_mode_and_runlists_change_no_bit(
     bundle: Path, wanted: References, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +127,7 @@ def test_slots_memory_mode_and_runlists_change_no_bit(
         np.testing.assert_array_equal(found[0], other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", EVERY)
 def test_one_slot_swaps_twice_a_layer_where_attention_is_on_the_npu(
     bundle: Path, wanted: References, model: Model, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +141,7 @@ def test_one_slot_swaps_twice_a_layer_where_attention_is_on_the_npu(
             assert embedder.stats.swaps == embedder.stats.switches == a_pack * packs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", EVERY)
 def test_packs_that_run_in_step_have_buffers_of_their_own(
     bundle: Path, wanted: References, model: Model
@@ -149,6 +155,7 @@ def test_packs_that_run_in_step_have_buffers_of_their_own(
         assert np.abs(found[: len(wanted.texts)] - other).max() < NEAR_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ON_NPU)
 def test_a_pack_may_be_full_to_the_last_row_though_buckets_write_past_it(bundle: Path) -> None:
     with Embedder(bundle, "emulated") as embedder:
@@ -186,6 +193,7 @@ def test_a_longer_text_leaves_nothing_behind(bundle: Path, wanted: References) -
         np.testing.assert_array_equal(embedder.embed("short"), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ON_NPU)
 def test_attention_on_the_host_gives_the_same_but_for_roundings(
     bundle: Path, wanted: References, model: Model, request: pytest.FixtureRequest
@@ -220,6 +228,7 @@ def test_stages_are_tapped_in_order(bundle: Path, wanted: References, model: Mod
     opened.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", EVERY)
 def test_check_passes(bundle: Path) -> None:
     result = run("check", bundle, "--device", "emulated")
@@ -231,6 +240,7 @@ def test_check_passes(bundle: Path) -> None:
     assert "7 of 7 texts equal" in result.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["npu", "host"])
 @pytest.mark.parametrize("model", ON_NPU)
 def test_the_command_line_exports_a_bundle_that_embeds(

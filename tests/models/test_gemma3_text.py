@@ -40,6 +40,7 @@ def test_the_references_have_texts_on_both_sides_of_the_window() -> None:
     assert LENGTHS.max() == 256  # as long as the model's texts can be
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3_bundle", "gemma3_host_bundle"])
 @pytest.mark.parametrize("window", [0, WINDOW - 1, WINDOW + 1, 2 * WINDOW])
 def test_another_window_turns_every_long_text_wrong_and_no_short_one(
@@ -54,6 +55,7 @@ def test_another_window_turns_every_long_text_wrong_and_no_short_one(
         check_vectors(embed(other)[short], WANTED.embeddings[short])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -71,6 +73,7 @@ def test_another_param_turns_vectors_wrong(
     assert cosines(embed(other), WANTED.embeddings).min() < MIN_COSINE - 0.0005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -89,6 +92,7 @@ def test_a_norm_by_its_weight_and_not_by_one_more_turns_vectors_wrong(
     assert cosines(embed(other), WANTED.embeddings).min() < MIN_COSINE - 0.0005
 
 
+@pytest.mark.slow
 def test_a_bfloat16_table_of_embeddings_gives_what_its_numbers_give_in_float32(
     gemma3_bundle: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +168,7 @@ def test_a_missing_tensor_is_named(gemma3_bundle: Path, tmp_path: Path, tensor: 
         Embedder(bundle, "emulated")
 
 
+@pytest.mark.slow
 def test_without_dense_modules_the_pooled_rows_are_the_embeddings(
     gemma3_bundle: Path, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 def test_throughput_measures_every_pack_size_in_turn(
     tiny_bundle: Path, texts_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +268,7 @@ def test_throughput_measures_every_pack_size_in_turn(
         assert sum(told["stages"].values()) == pytest.approx(told["seconds"])
 
 
+@pytest.mark.slow
 def test_throughput_prints_json_lines_only_on_stdout(
     tiny_bundle: Path, texts_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from npu_embed.bf16 import round_f32, to_bf16
 from npu_embed.emulator import txn
 from npu_embed.errors import BundleError
 from npu_embed.exporters import bert, export_checkpoint
+from npu_embed.exporters.bert_config import bert_config
 from npu_embed.exporters.checkpoint import open_checkpoint
 from npu_embed.manifest import Manifest
 from npu_embed.specs import parse_specs
@@ -256,6 +257,14 @@ def write(file: str, content: bytes) -> Edit:
     return edit
 
 
+def both(first: Edit, second: Edit) -> Edit:
+    def edit(folder: Path) -> None:
+        first(folder)
+        second(folder)
+
+    return edit
+
+
 def remove(file: str) -> Edit:
     return lambda folder: (folder / file).unlink()
 
@@ -318,6 +327,15 @@ REFUSED: list[tuple[Edit, str]] = [
     (config(num_hidden_layers=2.5), "num_hidden_layers 2.5, wanted an integer >= 1"),
     (config(hidden_size="64"), "hidden_size '64', wanted an integer >= 1"),
     (config(vocab_size=...), "config.json: vocab_size missing, wanted an integer >= 1"),
+    (config(vocab_size=2**31), "vocab_size 2147483648, wanted an integer 1 to 2147483647"),
+    (config(hidden_size=2**15 + 2), "hidden_size 32770, wanted an integer 1 to 32768"),
+    (config(intermediate_size=1e30), "intermediate_size 1e\\+30, wanted an integer 1 to 32768"),
+    (config(num_attention_heads=512), "num_attention_heads 512, wanted an integer 1 to 256"),
+    (both(config(hidden_size=12_000, num_attention_heads=60),
+          pooling(word_embedding_dimension=12_000)), "q, k and v of 36000 numbers, wanted at most"),
+    (both(config(hidden_size=9000, num_attention_heads=60, num_hidden_layers=1000),
+          pooling(word_embedding_dimension=9000)),
+     "128 tokens, 1000 layers, hidden_size 9000 for the longest text, wanted at most 536870912"),
     (config(layer_norm_eps=0), "layer_norm_eps 0, wanted a number > 0"),
     (config(layer_norm_eps=1e300), r"layer_norm_eps 1e\+300, wanted a number > 0 and < 1"),
     (config(layer_norm_eps=1), "layer_norm_eps 1, wanted a number > 0 and < 1"),
@@ -339,6 +357,8 @@ REFUSED: list[tuple[Edit, str]] = [
      "model.safetensors.index.json: a sharded checkpoint; merge"),
     (rename("model.safetensors", "pytorch_model.bin"), "pytorch_model.bin: a pickle"),
     (write("model.safetensors", b"short"), "model.safetensors"),
+    (write("model.safetensors", b"\x02" + bytes(7) + b"[]"),
+     "model.safetensors: the header is no JSON object, wanted one; download the checkpoint again"),
     (write("tokenizer.json", b"{}"), "tokenizer.json"),
     (modules(TRANSFORMER, POOLING, (ST + "Dense", "2_Dense")), "Dense after Pooling"),
     (modules(TRANSFORMER, POOLING, (ST + "Normalize", ""), (ST + "Normalize", "")),
@@ -351,6 +371,9 @@ REFUSED: list[tuple[Edit, str]] = [
     (modules(TRANSFORMER, POOLING, ("custom.Normalize", "")), "type 'custom.Normalize', wanted"),
     (modules(TRANSFORMER, (ST + "Pooling", "../x")), "path '../x', wanted a folder inside"),
     (modules(TRANSFORMER, (ST + "Pooling", "/etc")), "path '/etc', wanted a folder inside"),
+    (modules(TRANSFORMER, (ST + "Pooling", "\ud800")), "path .*, wanted a folder inside"),
+    (modules(TRANSFORMER, (ST + "Pooling", "x" * 5000)), "File name too long, wanted a readable"),
+    (modules((ST + "Transformer", "x" * 5000), POOLING), "File name too long, wanted a readable"),
     (modules(TRANSFORMER, (ST + "Pooling", "2_Pooling")), "2_Pooling/config.json: No such file"),
     (write("modules.json", b"{}"), "modules.json: wanted a list of objects"),
     (pooling(pooling_mode_cls_token=True),
@@ -364,6 +387,8 @@ REFUSED: list[tuple[Edit, str]] = [
     (prompts(prompts={"a b": "x"}), "prompt 'a b': 'x', wanted a name without white space"),
     (prompts(prompts={"": "x"}), "prompt '': 'x', wanted a name"),
     (prompts(prompts={"q": "\ud800"}), "no lone surrogates"),
+    (prompts(prompts={"-": "x"}), "prompt '-': 'x', wanted a name .* which is not '-'"),
+    (prompts(prompts={"q": "x" * 20_000}), "prompt 'q': 20001 bytes, wanted at most 16384"),
     (prompts(prompts={"q": 1}), "prompts .*, wanted an object of strings"),
     (prompts(default_prompt_name="q"), "default_prompt_name 'q', wanted one of no prompts"),
     (limit(max_seq_length=129), "max_seq_length 129, wanted at most max_position_embeddings 128"),
@@ -378,11 +403,14 @@ REFUSED: list[tuple[Edit, str]] = [
      f"tensor {QUERY} is i32, wanted f32, f16 or bf16"),
     (less(QUERY), f"tensor {QUERY} is missing"),
     (more(f"bert.{QUERY}"), f"{QUERY}.*wanted one of the two"),
+    (more("x" * 9999), "tensor 'x+\\.\\.\\.x+' is not part of this model"),
+    (tensor("encoder.layer.2.output.LayerNorm.weight", lambda w: np.full_like(w, 3e38)),
+     "model.safetensors: the text 'hello' becomes no finite vector"),
     (more("encoder.layer.0.lora.weight"), "encoder.layer.0.lora.weight is not part of this model"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "words"), REFUSED, ids=[words for _, words in REFUSED])
+@pytest.mark.parametrize(("edit", "words"), REFUSED, ids=[words[:60] for _, words in REFUSED])
 def test_what_would_be_computed_differently_is_refused_by_name(
     checkpoint: Path, edit: Edit, words: str
 ) -> None:
@@ -406,6 +434,29 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(checkpoint: Path
     edit_weights(checkpoint, lambda tensors: tensors.update({table: tensors[table][:900].copy()}))
     with pytest.raises(BundleError, match="1000 tokens, wanted at most vocab_size 900"):
         export_checkpoint(checkpoint, checkpoint.parent / "out")
+
+
+def test_ids_that_leave_gaps_are_refused(checkpoint: Path) -> None:
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.__getitem__)
+    del vocabulary[last]
+    vocabulary["hello"] = 70_000  # no more tokens than the model has
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(BundleError, match="id 70000 for the text 'hello', wanted less than vocab"):
+        export_checkpoint(checkpoint, checkpoint.parent / "out")
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["y"] * 10**6, [[[[[[[[[[1]]]]]]]]]], 10**4000])
+def test_errors_quote_what_a_stranger_wrote_in_short(checkpoint: Path, value: object) -> None:
+    edit_json(checkpoint / "config.json", hidden_act=value)
+    with pytest.raises(BundleError, match=r"config\.json: hidden_act .*, wanted 'gelu'") as caught:
+        open_and_read(checkpoint)
+    assert len(str(caught.value)) < 400
+
+
+def open_and_read(folder: Path) -> None:
+    bert_config(open_checkpoint(folder))
 
 
 def test_lower_casing_outside_the_tokenizer_is_refused(checkpoint: Path) -> None:

@@ -64,10 +64,10 @@ def test_every_event_has_its_place(tmp_path: Path) -> None:
     }
     counted = {r["name"]: r["args"] for r in found["traceEvents"] if r["ph"] == "C"}
     assert counted == {
-        "tokens": {"tokens": 20},
-        "runs": {"runs": 1},
-        "switches": {"switches": 1},
-        "swaps": {"swaps": 1},
+        "tokens": {"total": 20},
+        "runs": {"total": 1},
+        "switches": {"total": 1},
+        "swaps": {"total": 1},
     }
     (run,) = slices(found, pid=2)
     assert run["ts"] == pytest.approx(3e6)

@@ -186,6 +186,7 @@ def test_batches_come_back_in_the_callers_order() -> None:
     assert engines.by_characters(["a", "ccc", "bb"]) == [1, 2, 0]
 
 
+@pytest.mark.slow
 def test_a_process_warms_runs_and_saves(tiny_bundle: Path, listed: Path, tmp_path: Path) -> None:
     with Process(ours(tiny_bundle), listed) as process:
         assert process.ready()["ready"] == OURS
@@ -205,6 +206,7 @@ def test_a_process_warms_runs_and_saves(tiny_bundle: Path, listed: Path, tmp_pat
     assert found.cosine_min > 0.999
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_gives_its_last_words(listed: Path, tmp_path: Path) -> None:
     with Process(ours(tmp_path / "none"), listed) as process:
         process.ready()
@@ -324,6 +326,7 @@ def test_the_engines_are_compared_on_the_same_texts(
     assert "skipped, ImportError" in told.err
 
 
+@pytest.mark.slow
 def test_the_comparison_ends_where_npu_embed_fails(tmp_path: Path) -> None:
     workload = workloads.Workload("mixed", "run", TEXTS, LENGTHS, [ours(tmp_path / "none")], ST, 1)
     with pytest.raises(EngineFailed, match=r"npu-embed: .*no such folder"):

@@ -186,6 +186,7 @@ def test_machine_code_on_the_emulator_evicts_nothing_and_says_why(
     assert rig.kernels() == {"qkv_r16"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_wait")
 def test_slots_that_another_process_holds_are_named_and_used_once_it_ends(
     make: MakeRig, tiny_bundle: Path, slots: Slots
@@ -204,6 +205,7 @@ def test_slots_that_another_process_holds_are_named_and_used_once_it_ends(
     rig.gemm()
 
 
+@pytest.mark.slow
 def test_with_one_slot_left_by_others_ours_are_swapped_in_it(
     make: MakeRig, tiny_bundle: Path, slots: Slots
 ) -> None:
@@ -258,6 +260,7 @@ def swaps_and_places(
             return embedder.stats.swaps, used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -277,6 +280,7 @@ def test_swaps_are_those_of_the_policy_on_the_recorded_sequence(
         assert swaps == fewest_swaps(used, count)
 
 
+@pytest.mark.slow
 def test_the_default_policy_is_better_than_the_others_where_there_is_a_choice(
     split_bundle: Path, monkeypatch: pytest.MonkeyPatch, slots: Slots
 ) -> None:
@@ -355,6 +359,7 @@ def test_unload_all_frees_every_slot(make: MakeRig, tiny_bundle: Path, slots: Sl
 # --- others -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slot_that_another_process_gives_back_in_time_is_taken(
     make: MakeRig, tiny_bundle: Path, slots: Slots
 ) -> None:
@@ -366,6 +371,7 @@ def test_a_slot_that_another_process_gives_back_in_time_is_taken(
     assert rig.session.counters.swaps == 0
 
 
+@pytest.mark.slow
 def test_the_wait_for_others_is_bounded_and_told(
     make: MakeRig, tiny_bundle: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +386,7 @@ def test_the_wait_for_others_is_bounded_and_told(
     assert not line(rig.session.lock_folder).anyone()
 
 
+@pytest.mark.slow
 def test_another_engine_that_waits_gets_its_turn_and_then_we_ours(
     make: MakeRig, tiny_bundle: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,6 +465,7 @@ with line(Path(sys.argv[1])).stand():
 """
 
 
+@pytest.mark.slow
 def test_who_has_nothing_does_not_push_in(
     make: MakeRig, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

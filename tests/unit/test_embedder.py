@@ -437,8 +437,8 @@ def test_a_bundle_that_is_no_path_is_refused(
 def test_a_text_without_a_token_is_named(opened: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = tokenizers.Tokenizer.from_file(str(opened.bundle.path / "tokenizer.json"))
     bare.post_processor = tokenizers.processors.TemplateProcessing("$0", "$A $B", [])
-    limited = Tokenizer.limited("tokenizer.json", bare, copy.deepcopy(bare), 128)
-    monkeypatch.setattr(opened, "_tokenizer", limited)
+    limited = Tokenizer.limited("tokenizer.json", bare, 128)
+    monkeypatch.setattr(opened._tokenizing, "_tokenizer", limited)
     assert opened.tokenize(["a", ""])[1] == []
     with pytest.raises(InputError, match=r"texts\[1\]: 0 tokens, wanted at least one"):
         opened.embed(["a", "", "b"])

@@ -9,82 +9,27 @@ from types import EllipsisType
 
 import numpy as np
 import pytest
-from gemma_checkpoints import TINY_EG2, edit, edit_weights, linked_copy, unpack, unpair
+from gemma_checkpoints import TINY_EG2, edit, edit_weights, unpack, unpair
+from gemma_exports import LONGEST, REFERENCE_TOLERANCE, eg2_reference, export_fixtures
 from numpy.typing import NDArray
 from references import load_references
-from safetensors.numpy import load_file
 
 from npu_embed.bf16 import round_f32
 from npu_embed.bundle import Bundle
 from npu_embed.emulator import xclbin
 from npu_embed.errors import BundleError
-from npu_embed.exporters import embedding_gemma2, export_checkpoint, selfcheck
+from npu_embed.exporters import embedding_gemma2, export_checkpoint
 from npu_embed.exporters.checkpoint import open_checkpoint
 from npu_embed.exporters.embedding_gemma2_config import embedding_gemma2_config
 from npu_embed.exporters.gemma_config import Heads
-from npu_embed.exporters.gemma_reference import AttentionShape, EmbeddingGemma2Reference, GemmaShape
 
-# Two float computations of a unit vector in different orders; Hugging Face's is in float32.
-REFERENCE_TOLERANCE = 1e-5
 LAYERS = 6
-LONGEST_CHUNKS = 8  # hold the longest text
-LONGEST = 20  # the first of the references that is longer than any window
 
 F32 = NDArray[np.float32]
 
-
-@pytest.fixture(autouse=True)
-def _little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer streams and texts for the bundles of single tests."""
-    monkeypatch.setattr(embedding_gemma2, "MAX_CHUNKS", LONGEST_CHUNKS)
-    monkeypatch.setattr(selfcheck, "self_check_texts", lambda _: ("a cat", "two cats"))
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, F32]:
-    return load_file(TINY_EG2 / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The tiny checkpoint's bundle, only to be read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding_gemma2, "MAX_CHUNKS", LONGEST_CHUNKS)
-        out = tmp_path_factory.mktemp("gemma2") / "bundle"
-        return Bundle.open(export_checkpoint(TINY_EG2, out))
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint, to be changed."""
-    return linked_copy(TINY_EG2, tmp_path / "checkpoint")
-
-
-class Loaded:
-    """A checkpoint's tensors as the reference reads them."""
-
-    def __init__(self, tensors: dict[str, F32]) -> None:
-        self._tensors = tensors
-
-    def f32(self, name: str) -> F32:
-        return self._tensors[name]
-
-    def rows(self, name: str, indices: NDArray[np.int32]) -> F32:
-        return self._tensors[name][indices]
-
-
-def reference(weights: dict[str, F32], window: int = 12) -> EmbeddingGemma2Reference:
-    """The tiny checkpoint's forward, or one with another window."""
-    shape = GemmaShape(
-        layer_types=["sliding"] * 5 + ["full"],
-        attention={
-            "sliding": AttentionShape(4, 2, 32, rope_theta=1e4, scale=1.0, window=window),
-            "full": AttentionShape(4, 1, 64, rope_theta=1e6, scale=1.0, window=None),
-        },
-        rms_norm_eps=1e-6,
-        normalize=True,
-    )
-    return EmbeddingGemma2Reference(Loaded(weights), shape)
+_quick, weights, bundle, checkpoint = export_fixtures(
+    TINY_EG2, embedding_gemma2, 8, ("a cat", "two cats")
+)
 
 
 def of_images(name: str) -> bool:
@@ -96,7 +41,7 @@ def of_images(name: str) -> bool:
 
 
 def test_the_reference_forward_agrees_with_hugging_face(weights: dict[str, F32]) -> None:
-    stored, model = load_references(TINY_EG2), reference(weights)
+    stored, model = load_references(TINY_EG2), eg2_reference(weights)
     for ids, wanted in zip(stored.ids, stored.embeddings, strict=True):
         found = model.forward(np.array(ids, np.int32)).embedding
         np.testing.assert_allclose(found, wanted, atol=REFERENCE_TOLERANCE)
@@ -105,7 +50,7 @@ def test_the_reference_forward_agrees_with_hugging_face(weights: dict[str, F32])
 @pytest.mark.parametrize("window", [11, 13])
 def test_a_long_text_shows_a_window_off_by_one(weights: dict[str, F32], window: int) -> None:
     stored = load_references(TINY_EG2)
-    found = reference(weights, window).forward(np.array(stored.ids[LONGEST], np.int32))
+    found = eg2_reference(weights, window).forward(np.array(stored.ids[LONGEST], np.int32))
     assert np.abs(found.embedding - stored.embeddings[LONGEST]).max() > 1e-3
 
 
@@ -277,6 +222,7 @@ def test_references_end_with_a_text_at_the_limit_and_one_behind_a_prompt(bundle:
         assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_attention_on_the_host_leaves_its_kernels_out(checkpoint: Path, tmp_path: Path) -> None:
     host = Bundle.open(export_checkpoint(checkpoint, tmp_path / "out", attention="host"))
     assert host.manifest.params["attention"] == "host"
@@ -284,6 +230,7 @@ def test_attention_on_the_host_leaves_its_kernels_out(checkpoint: Path, tmp_path
     assert list(host.manifest.xclbins) == ["gemm"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_other_towers_is_exported_alike(
     checkpoint: Path, tmp_path: Path, weights: dict[str, F32], bundle: Bundle
 ) -> None:
@@ -350,6 +297,19 @@ def test_layers_of_one_type_need_no_kernels_of_the_other(checkpoint: Path) -> No
             {"per_layer_config": {"6": {"head_dim": 64}}},
             "per_layer_config: 6 .*, wanted layers 0 t",
         ),
+        ({"per_layer_config": {"05": {}}}, "per_layer_config: 05 .*, wanted layers 0 to 5"),
+        ({"per_layer_config": {"9" * 5000: {}}}, "per_layer_config: '9+.*, wanted layers 0 to 5"),
+        ({"layer_types": [["full_attention"]] * 6}, "layer_types .*, wanted 6 of 'sliding"),
+        ({"num_attention_heads": 257}, "num_attention_heads 257, wanted an integer 1 to 256"),
+        (
+            {"num_attention_heads": 256, "num_key_value_heads": 64, "head_dim": 256},
+            "text_config: layer 0: q, k and v of 98304 numbers, wanted at most 32768",
+        ),
+        (
+            {"hidden_size_per_layer_input": 2**14},
+            "text_config: all layers' per-layer inputs of 98304 numbers, wanted at most 32768",
+        ),
+        ({"sliding_window": 10**20}, "sliding_window 1.*, wanted an integer 1 to 2147483647"),
         ({"per_layer_config": {"a": {}}}, "per_layer_config: a .*, wanted layers 0 to 5"),
         ({"per_layer_config": {"5": 1}}, "no object per_layer_config.5, wanted one"),
         (

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gemma_checkpoints import TINY_GEMMA3, edit, edit_weights, linked_copy, unpack, unpair
+from gemma_checkpoints import TINY_GEMMA3, edit, edit_weights, unpack, unpair
+from gemma_exports import LONGEST, REFERENCE_TOLERANCE, Loaded, export_fixtures
 from numpy.typing import NDArray
 from references import load_references
 from safetensors.numpy import load_file
@@ -23,53 +24,14 @@ from npu_embed.exporters.checkpoint import open_checkpoint
 from npu_embed.exporters.gemma3_config import gemma3_config
 from npu_embed.exporters.gemma_reference import AttentionShape, Dense, GemmaReference, GemmaShape
 
-# Two float computations of a unit vector in different orders; Hugging Face's is in float32.
-REFERENCE_TOLERANCE = 1e-5
 LAYERS = 6
-LONGEST_CHUNKS = 4  # hold the longest text
-LONGEST = 20  # the first of the references that is longer than any window
 
 F32 = NDArray[np.float32]
 
-
-@pytest.fixture(autouse=True)
-def _little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer streams and texts for the bundles of single tests."""
-    monkeypatch.setattr(gemma3_text, "MAX_CHUNKS", LONGEST_CHUNKS)
-    monkeypatch.setattr(selfcheck, "self_check_texts", lambda _: ("a cat", "two cats " * 20))
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, F32]:
-    return load_file(TINY_GEMMA3 / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The tiny checkpoint's bundle, only to be read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemma3_text, "MAX_CHUNKS", LONGEST_CHUNKS)
-        out = tmp_path_factory.mktemp("gemma3") / "bundle"
-        return Bundle.open(export_checkpoint(TINY_GEMMA3, out))
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint, to be changed."""
-    return linked_copy(TINY_GEMMA3, tmp_path / "checkpoint")
-
-
-class Loaded:
-    """A checkpoint's tensors as the reference reads them."""
-
-    def __init__(self, tensors: dict[str, F32]) -> None:
-        self._tensors = tensors
-
-    def f32(self, name: str) -> F32:
-        return self._tensors[name]
-
-    def rows(self, name: str, indices: NDArray[np.int32]) -> F32:
-        return self._tensors[name][indices]
+MAX_CHUNKS = 4
+_quick, weights, bundle, checkpoint = export_fixtures(
+    TINY_GEMMA3, gemma3_text, MAX_CHUNKS, ("a cat", "two cats " * 20)
+)
 
 
 def reference(weights: dict[str, F32], rope_theta: float = 1e4, window: int = 8) -> GemmaReference:
@@ -161,7 +123,7 @@ def test_the_gemms_fit_each_others_buffers(bundle: Bundle) -> None:
         "dense.0": (128, 192, 128, 192, 192),
         "dense.1": (192, 128, 192, 128, 128),
     }
-    assert {g.max_rows for g in gemms} == {LONGEST_CHUNKS * 64}
+    assert {g.max_rows for g in gemms} == {MAX_CHUNKS * 64}
 
 
 def test_attention_reads_q_k_and_v_where_the_host_puts_them(bundle: Bundle) -> None:
@@ -458,7 +420,7 @@ def test_weights_that_do_not_belong_are_refused(
     checkpoint: Path, tmp_path: Path, file: str, changes: dict[str, Any], words: str
 ) -> None:
     edit_weights(checkpoint / file, **changes)
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(BundleError, match=f"^{file}: .*{words}"):
         export_checkpoint(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -8,7 +8,8 @@ from types import EllipsisType
 
 import numpy as np
 import pytest
-from gemma_checkpoints import TINY_EG2, edit, edit_weights, linked_copy, unpack, unpair
+from gemma_checkpoints import TINY_EG2, edit, edit_weights, unpack, unpair
+from gemma_exports import REFERENCE_TOLERANCE, Loaded, eg2_reference, export_fixtures
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -16,21 +17,17 @@ from npu_embed.bf16 import round_f32, to_bf16
 from npu_embed.bundle import Bundle
 from npu_embed.emulator import xclbin
 from npu_embed.errors import BundleError
-from npu_embed.exporters import embedding_gemma2, export_checkpoint, selfcheck
+from npu_embed.exporters import embedding_gemma2, export_checkpoint
 from npu_embed.exporters.checkpoint import open_checkpoint
 from npu_embed.exporters.gemma4_vision_config import Gemma4VisionConfig, gemma4_vision_config
 from npu_embed.exporters.gemma4_vision_reference import Gemma4VisionReference, VisionShape
 from npu_embed.exporters.gemma_reference import (
     AttentionShape,
-    EmbeddingGemma2Reference,
-    GemmaShape,
 )
 from npu_embed.exporters.image_reference import image_embedding, self_check_image
 from npu_embed.images import ImageLimits, preprocess, target_size
 from npu_embed.tensors import open_safetensors, write_safetensors
 
-# Two float computations of a unit vector in different orders; Hugging Face's is in float32.
-REFERENCE_TOLERANCE = 1e-5
 LAYERS = 3
 TOKENS = (2, 5, 6, 1)
 MAX_TOKENS, VOCAB_SIZE = 512, 1400
@@ -39,67 +36,20 @@ TOWER = "vision_tower.encoder.layers"
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
-
-@pytest.fixture(autouse=True)
-def _little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer streams and texts."""
-    monkeypatch.setattr(embedding_gemma2, "MAX_CHUNKS", 8)
-    monkeypatch.setattr(selfcheck, "self_check_texts", lambda _: ("a cat", "two cats"))
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, F32]:
-    return load_file(TINY_EG2 / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The tiny checkpoint's bundle, only to be read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding_gemma2, "MAX_CHUNKS", 8)
-        patch.setattr(selfcheck, "self_check_texts", lambda _: ("a cat", "two cats"))
-        out = tmp_path_factory.mktemp("vision") / "bundle"
-        return Bundle.open(export_checkpoint(TINY_EG2, out))
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint, to be changed."""
-    return linked_copy(TINY_EG2, tmp_path / "checkpoint")
+_quick, weights, bundle, checkpoint = export_fixtures(
+    TINY_EG2, embedding_gemma2, 8, ("a cat", "two cats")
+)
 
 
 def vision_config(checkpoint: Path) -> Gemma4VisionConfig | None:
     return gemma4_vision_config(open_checkpoint(checkpoint), MAX_TOKENS, VOCAB_SIZE)
 
 
-class Loaded:
-    """A checkpoint's tensors as the references read them."""
-
-    def __init__(self, tensors: dict[str, F32]) -> None:
-        self._tensors = tensors
-
-    def f32(self, name: str) -> F32:
-        return self._tensors[name]
-
-    def rows(self, name: str, indices: I32) -> F32:
-        return self._tensors[name][indices]
-
-
 def embed(weights: dict[str, F32], pixels: F32, positions: I32, rope_theta: float = 100.0) -> F32:
     """The vector of an image by the plain numpy forwards."""
     attention = AttentionShape(3, 3, 32, rope_theta=rope_theta, scale=1.0, window=None)
     vision = Gemma4VisionReference(Loaded(weights), VisionShape(LAYERS, attention, 1e-6, 3))
-    shape = GemmaShape(
-        layer_types=["sliding"] * 5 + ["full"],
-        attention={
-            "sliding": AttentionShape(4, 2, 32, rope_theta=1e4, scale=1.0, window=12),
-            "full": AttentionShape(4, 1, 64, rope_theta=1e6, scale=1.0, window=None),
-        },
-        rms_norm_eps=1e-6,
-        normalize=True,
-    )
-    text = EmbeddingGemma2Reference(Loaded(weights), shape)
-    return image_embedding(vision, text, TOKENS, pixels, positions)[1]
+    return image_embedding(vision, eg2_reference(weights), TOKENS, pixels, positions)[1]
 
 
 # --- the reference ------------------------------------------------------------------------------
@@ -226,6 +176,7 @@ def test_host_tensors_are_the_towers_own(bundle: Bundle, weights: dict[str, F32]
         np.testing.assert_array_equal(bundle.tensors.f32(name), weights[name])
 
 
+@pytest.mark.slow
 def test_tables_of_positions_stay_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
     name = "vision_tower.patch_embedder.position_embedding_table"
     file = checkpoint / "model.safetensors"
@@ -255,6 +206,7 @@ def test_the_bundle_carries_an_image_its_soft_tokens_and_its_vector(
     np.testing.assert_allclose(found, embed(weights, pixels, positions), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 5, 70, 140, 280, 560, 1120])
 def test_the_bundles_image_needs_no_resizing(most: int) -> None:
     limits = ImageLimits(16, 3, most)
@@ -263,6 +215,7 @@ def test_the_bundles_image_needs_no_resizing(most: int) -> None:
     assert len(np.unique(image)) > 200
 
 
+@pytest.mark.slow
 def test_attention_on_the_host_leaves_its_kernels_out(checkpoint: Path, tmp_path: Path) -> None:
     host = Bundle.open(export_checkpoint(checkpoint, tmp_path / "out", attention="host"))
     assert "patch.vision" in host.specs.gemms
@@ -313,6 +266,9 @@ def test_a_checkpoint_without_a_tower_has_no_config(checkpoint: Path) -> None:
         ({"position_embedding_size": 209}, "position_embedding_size 209, wanted at least 210"),
         ({"patch_size": 14}, "patch_size 16, wanted 14 of the vision tower"),
         ({"pooling_kernel_size": 2}, "pooling_kernel_size 3, wanted 2 of the vision tower"),
+        ({"pooling_kernel_size": 65}, "pooling_kernel_size 65, wanted an integer 1 to 64"),
+        ({"patch_size": 65}, "patch_size 65, wanted an integer 1 to 64"),
+        ({"intermediate_size": 2**16}, "intermediate_size 65536, wanted an integer 1 to 32768"),
         ({"rms_norm_eps": 0}, "rms_norm_eps 0, wanted a number > 0"),
     ],
 )
@@ -332,6 +288,8 @@ def test_a_tower_this_engine_would_compute_differently_is_refused(
         ({"resample": 2}, "resample 2, wanted 3"),
         ({"rescale_factor": 0.5}, "rescale_factor 0.5, wanted 1/255"),
         ({"max_soft_tokens": 0}, "max_soft_tokens 0, wanted an integer >= 1"),
+        ({"max_soft_tokens": 456}, "config.json: images of 4104 patches, wanted at most 4096"),
+        ({"max_soft_tokens": 10**9}, "max_soft_tokens 1000000000, wanted an integer 1 to 16384"),
     ],
 )
 def test_a_processor_that_prepares_differently_is_refused(

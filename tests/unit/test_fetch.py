@@ -368,6 +368,7 @@ print(fetch.get("tiny", cache=cache, wheel=wheel))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_make_one_bundle(index: Index, cache: Path, tmp_path: Path) -> None:
     recipe, log = fetch._recipe_texts()["tiny"], tmp_path / "log"
     paths = [str(path) for path in (cache, log)]

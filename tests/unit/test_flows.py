@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def numbered() -> Argument:
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     shape=shapes,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from pathlib import Path
 
 import pytest
-from fuzz import mutate
+from fuzz import checkpoints, json_changes, mutate
 from fuzz.run import SEEDS
 from fuzz.targets import ARGUMENT_BYTES, TARGETS
 from guards import guarded_run
@@ -19,7 +21,7 @@ from npu_embed.specs import parse_specs
 from npu_embed.tensors import open_safetensors
 from npu_embed.tokenizer import Tokenizer
 
-CHEAP = sorted(TARGETS.keys() - {"bundle", "embed"})
+CHEAP = sorted(TARGETS.keys() - {"bundle", "embed", "checkpoint"})
 
 
 def seeds(target: str) -> list[bytes]:
@@ -52,8 +54,18 @@ def test_a_bundle_with_a_changed_manifest_is_accepted_or_refused(seed: int) -> N
     TARGETS["bundle"](mutate.mutated(random.Random(seed), seeds("bundle")))
 
 
-def test_there_are_seeds_for_every_target() -> None:
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_checkpoint_with_a_changed_file_is_exported_or_refused(seed: int) -> None:
+    TARGETS["checkpoint"](mutate.mutated(random.Random(seed), seeds("checkpoint")))
+
+
+def test_there_are_seeds_for_every_target_and_make_fuzz_has_it() -> None:
     assert {path.name for path in SEEDS.iterdir()} == set(TARGETS)
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    (listed,) = re.findall(r"^FUZZ_TARGETS \?= (.*)$", makefile, re.MULTILINE)
+    assert sorted(listed.split()) == sorted(TARGETS)
 
 
 def test_the_seeds_are_accepted_so_that_what_follows_acceptance_is_fuzzed_too() -> None:
@@ -65,6 +77,16 @@ def test_the_seeds_are_accepted_so_that_what_follows_acceptance_is_fuzzed_too() 
         assert txn.decode(data).ops
     assert open_safetensors(SEEDS / "safetensors/small").names()
     assert Tokenizer.from_file(SEEDS / "tokenizer/tiny-bert", max_tokens=16).vocab_size
+
+
+@pytest.mark.slow
+def test_seeds_of_checkpoints_become_bundles(tmp_path: Path) -> None:
+    for model in checkpoints.MODELS:
+        seed = (SEEDS / f"checkpoint/{model}_config.json").read_bytes()
+        assert checkpoints.export(tmp_path, seed) == 1 + (model in checkpoints.PUBLISHED)
+    assert sorted(place.name for place in checkpoints.places(tmp_path)) == sorted(
+        path.name for path in (SEEDS / "checkpoint").iterdir()
+    )
 
 
 def test_seeds_of_runs_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +102,44 @@ def test_seeds_of_runs_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = [one for one in found if isinstance(one, list)]
     assert len(ran) == len(seeds("runs"))
     assert all(len(one) == len(ARGUMENT_BYTES) for one in ran)
+
+
+# -- changes that leave JSON what it is
+
+HEADED = len(b'{"a": [1, 2]}').to_bytes(8, "little") + b'{"a": [1, 2]}'
+
+
+@pytest.mark.parametrize(
+    ("data", "before"),
+    [
+        (b'{"a": [1, {"b": "c"}]}', b""),
+        (b'\x05{"a": [1, {"b": "c"}]}', b"\x05"),
+        (b"[1, 2, 3]", b""),
+    ],
+)
+def test_changed_json_is_json(data: bytes, before: bytes) -> None:
+    found = {json_changes.changed(random.Random(n), data) for n in range(200)}
+    for one in found:
+        assert one is not None
+        assert one.startswith(before)
+        json.loads(one.removeprefix(before))
+    assert len(found) > 50
+
+
+@pytest.mark.parametrize("before", [b"", b"\x1c"])
+def test_a_changed_safetensors_header_says_its_length(before: bytes) -> None:
+    for n in range(100):
+        one = json_changes.changed(random.Random(n), before + HEADED + b"numbers")
+        assert one is not None
+        assert one.startswith(before)
+        length = int.from_bytes(one[len(before) : len(before) + 8], "little")
+        json.loads(one[len(before) + 8 :][:length])
+        assert one[len(before) + 8 + length :] == b"numbers"
+
+
+@pytest.mark.parametrize("data", [b"", b"manifest", b"{", b'{"a": ', b"\xff" * 20])
+def test_what_is_no_json_is_left_to_other_changes(data: bytes) -> None:
+    assert json_changes.changed(random.Random(1), data) is None
 
 
 # -- the fuzzer without coverage

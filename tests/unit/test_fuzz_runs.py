@@ -131,6 +131,7 @@ def test_a_sound_stream_needs_no_byte_more_than_its_views(case: Case) -> None:
         assert f"of buffer {i}, which has" in str(failed)
 
 
+@pytest.mark.slow
 @BOTH_KERNELS
 @given(st.data(), st.sampled_from([*GEMMS, *MHAS]))
 def test_descriptors_of_any_shape_stay_inside(data: st.DataObject, case: Case) -> None:

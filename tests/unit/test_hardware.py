@@ -11,6 +11,7 @@ import pytest
 from boards import Design, Loaded, Xrt, copying_design
 
 from npu_embed.emulator import hardware, pyxrt
+from npu_embed.emulator.array import compute
 from npu_embed.emulator.ert import encode_start
 from npu_embed.emulator.hardware import EmulatedNpu
 from npu_embed.emulator.heap import Heap
@@ -202,6 +203,28 @@ def test_a_machine_without_memory_ends_the_run_not_the_program(
         assert name(run.wait()) == "ERROR"
     run.start()
     assert name(run.wait()) == "COMPLETED"
+
+
+def test_where_memory_ends_in_a_list_the_run_it_was_for_has_the_error(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def exhausted(bound: object) -> None:
+        calls.append(bound)
+        if len(calls) == 2:
+            raise MemoryError
+        compute(bound)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hardware, "compute", exhausted)
+    runs = [loaded.run() for _ in range(3)]
+    members = pyxrt.runlist(loaded.context)
+    for run in runs:
+        members.add(run)
+    members.execute()
+    with pytest.raises(RuntimeError, match=r"runlist failed execution \(ERT_CMD_STATE_ERROR\)"):
+        members.wait()
+    assert [name(run.state()) for run in runs] == ["COMPLETED", "ERROR", "ABORT"]
 
 
 def test_an_interrupted_wait_can_be_waited_for_again(

@@ -28,6 +28,7 @@ def change_last_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["tiny_bundle", "published_bundle"])
 def test_a_bundle_as_it_was_written_has_its_hashes(
     bundle: str, request: pytest.FixtureRequest

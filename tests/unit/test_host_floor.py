@@ -67,6 +67,7 @@ def test_bytes_between_two_runs_of_bert(tiny_bundle: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", ["gemma3_bundle", "gemma3_host_bundle"])
 def test_gemmas_heads_pass_the_host(fixture: str, request: pytest.FixtureRequest) -> None:
     bundle = Bundle.open(request.getfixturevalue(fixture))

@@ -71,6 +71,7 @@ def test_a_late_call_is_told_from_one_that_is_due() -> None:
     owner.timer.stop()
 
 
+@pytest.mark.slow
 def test_it_keeps_neither_its_owner_nor_the_process() -> None:
     owner = Owner(SOON_S)
     owner.timer.restart()
@@ -83,6 +84,7 @@ def test_it_keeps_neither_its_owner_nor_the_process() -> None:
     assert not called.is_set()
 
 
+@pytest.mark.slow
 def test_who_lends_is_asked_until_it_is_gone() -> None:
     class Lender:
         def give(self) -> int:
@@ -249,6 +251,7 @@ def test_a_sibling_that_is_embedding_gives_up_nothing(
     assert idle.call_in() == 0
 
 
+@pytest.mark.slow
 def test_more_threads_with_embedders_than_slots_all_get_on(
     opened: Callable[[], Embedder], monkeypatch: pytest.MonkeyPatch
 ) -> None:

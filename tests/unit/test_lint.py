@@ -119,7 +119,14 @@ def found_in(folder: Path) -> list[LintFinding]:
 
 
 @pytest.mark.parametrize(
-    "bundle", ["tiny_bundle", "eg2_bundle", "gemma3_host_bundle", "published_bundle"]
+    "bundle",
+    [
+        "tiny_bundle",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("eg2_bundle", "gemma3_host_bundle", "published_bundle")
+        ),
+    ],
 )
 def test_what_the_exporter_makes_is_sound(bundle: str, request: pytest.FixtureRequest) -> None:
     assert found_in(request.getfixturevalue(bundle)) == []
@@ -175,6 +182,7 @@ def test_a_damaged_stream_does_not_hide_the_next_one(tiny_copy: Path) -> None:
     assert [finding.file for finding in found_in(tiny_copy)] == [UP, MHA]
 
 
+@pytest.mark.slow
 def test_inspect_prints_findings_and_exits_with_1(tiny_copy: Path) -> None:
     assert run("inspect", "--lint", tiny_copy).out == "0 findings\n"
     with_stream(tiny_copy, UP, lambda ops: ops[:-1])
@@ -195,6 +203,7 @@ def test_only_a_bundle_can_be_linted(tiny_bundle: Path) -> None:
     assert "wanted a bundle to lint" in result.err
 
 
+@pytest.mark.slow
 def test_an_unsound_bundle_is_not_exported(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +220,7 @@ def test_an_unsound_bundle_is_not_exported(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_kernels_that_go_before_the_bundle_s_are_not_in_the_way_of_an_export(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_a_bound_holds_for_float32_in_another_order_and_fails_for_bf16_sums(epil
 # --- comparing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bundle", ["tiny_bundle", "narrow_bundle", "gemma3_bundle", "eg2_bundle", "published_bundle"]
 )
@@ -283,6 +284,7 @@ def test_the_profile_as_a_table_names_kernels_and_stages(tiny_bundle: Path) -> N
         assert word in done.out
 
 
+@pytest.mark.slow
 def test_the_timeline_is_a_picture(tiny_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "timeline.png"
     assert run("profile", tiny_bundle, "--plot", file).code == 0
@@ -334,6 +336,7 @@ def test_without_matplotlib_the_extra_is_named(
 # --- the profile ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_profile_is_of_what_embed_does_a_pack_at_a_time(tiny_bundle: Path) -> None:
     done: list[int] = []
     with Embedder(tiny_bundle, "emulated", pack_rows=128) as embedder:

@@ -149,6 +149,7 @@ def test_packed_weights_and_tables_are_the_checkpoints(published_bundle: Path) -
     np.testing.assert_array_equal(tensors.f32("t.layer_scalar"), scalars)
 
 
+@pytest.mark.slow
 def test_the_same_checkpoint_gives_the_same_bytes(published_bundle: Path, tmp_path: Path) -> None:
     again = export_checkpoint(TINY_EG2, tmp_path / "b", name="tiny-eg2", layout="published")
     for path in published_bundle.rglob("*"):
@@ -191,6 +192,7 @@ def test_a_tower_the_layout_cannot_hold_is_refused(
         export_checkpoint(folder, tmp_path / "b", layout="published")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_tower_gives_a_bundle_for_texts(tmp_path: Path) -> None:
     folder = linked_copy(TINY_EG2, tmp_path / "checkpoint")
     edit(folder / "config.json", vision_config=...)

@@ -188,6 +188,7 @@ def test_never_returns_what_the_device_computed(opened: Embedder) -> None:
     assert opened.stats.rebuilds == 0
 
 
+@pytest.mark.slow
 def test_always_sees_results_that_change_from_run_to_run(
     tiny_bundle: Path, opened: Embedder
 ) -> None:

@@ -53,6 +53,7 @@ def large_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return stretched.stretched(tiny_bundle, out, max_rows=4096, max_tokens=128)
 
 
+@pytest.mark.slow
 def test_a_stretched_bundle_gives_the_same_vectors_in_larger_packs(
     tiny_bundle: Path, large_bundle: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_bundle_of_another_family_keeps_its_size(
     assert "a bundle of gemma3_text, wanted one of bert" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_large_enough_is_used_as_it_is(tiny_bundle: Path, tmp_path: Path) -> None:
     assert scale.fitting(tiny_bundle, (128, 256), (8,), tmp_path / "out") == tiny_bundle
 
@@ -279,6 +281,7 @@ def test_the_peak_is_read_of_this_process(tmp_path: Path, monkeypatch: pytest.Mo
     assert scale_point.peak_bytes() > 10 << 20  # ru_maxrss
 
 
+@pytest.mark.slow
 def test_a_point_is_measured_in_a_process_of_its_own(tiny_bundle: Path, tmp_path: Path) -> None:
     corpus.write(TEXTS, tmp_path / "t.jsonl")
     point = Point("corpus", "calls of 3", 4, tiny_bundle, tmp_path / "t.jsonl", call_texts=3)

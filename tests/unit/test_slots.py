@@ -165,6 +165,7 @@ def test_a_process_that_ends_frees_its_slots(folder: Path) -> None:
         assert slots.table(folder).holders(2) == {}
 
 
+@pytest.mark.slow
 def test_racing_processes_never_hold_the_same_slot(folder: Path) -> None:
     with (
         another_process(folder, 8, 5) as one,
@@ -333,6 +334,7 @@ assert run.wait() == pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_ends_at_once_and_frees_all(folder: Path, tmp_path: Path, end: str) -> None:
     start = time.monotonic()

@@ -207,6 +207,7 @@ def points_of(told: list[dict[str, Any]], **wanted: object) -> list[dict[str, An
     return [p for p in told if "slots" in p and all(p[k] == v for k, v in wanted.items())]
 
 
+@pytest.mark.slow
 def test_every_combination_has_a_line(told: list[dict[str, Any]]) -> None:
     axes = ("contexts", "pack_rows", "slots", "policy")
     found = [tuple(p[axis] for axis in axes) for p in points_of(told)]
@@ -215,6 +216,7 @@ def test_every_combination_has_a_line(told: list[dict[str, Any]]) -> None:
     assert all(p["ms"] == "modelled, not measured" for p in told if "summary" not in p)
 
 
+@pytest.mark.slow
 def test_some_of_every_kind_are_emulated(told: list[dict[str, Any]]) -> None:
     found = points_of(told, how="emulated", contexts=5, pack_rows=None)
     asked = {(p["slots"], p["policy"]) for p in found}
@@ -222,6 +224,7 @@ def test_some_of_every_kind_are_emulated(told: list[dict[str, Any]]) -> None:
     assert asked == {(1, "next-use"), *three, (5, "next-use"), (16, "next-use")}
 
 
+@pytest.mark.slow
 def test_next_use_is_the_floor_and_others_are_not_below(told: list[dict[str, Any]]) -> None:
     for p in points_of(told):
         assert p["swaps"] >= p["floor"]
@@ -230,6 +233,7 @@ def test_next_use_is_the_floor_and_others_are_not_below(told: list[dict[str, Any
     assert all(p["swaps"] > p["floor"] > 0 for p in worse)
 
 
+@pytest.mark.slow
 def test_a_pack_divides_swaps_switches_and_gemm_runs_by_its_texts(
     told: list[dict[str, Any]],
 ) -> None:
@@ -242,6 +246,7 @@ def test_a_pack_divides_swaps_switches_and_gemm_runs_by_its_texts(
     assert all(p["swaps"] == 0 for p in points_of(told, contexts=2) if p["slots"] > 1)
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_was_compared_and_checked(told: list[dict[str, Any]]) -> None:
     two, five = told[-1]["compared"]
     assert (two["contexts"], five["contexts"]) == (2, 5)
@@ -251,6 +256,7 @@ def test_the_summary_says_what_was_compared_and_checked(told: list[dict[str, Any
     assert told[-1]["emulated"] == len(points_of(told, how="emulated"))
 
 
+@pytest.mark.slow
 def test_the_reproductions_come_first(told: list[dict[str, Any]]) -> None:
     assert [p["reproduction"] for p in told[: len(FIGURES)]] == list(FIGURES)
 

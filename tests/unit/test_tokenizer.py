@@ -1,3 +1,4 @@
+import base64
 import enum
 import json
 import threading
@@ -20,6 +21,7 @@ from npu_embed.tokenizer import (
     in_batches,
     iter_texts,
 )
+from npu_embed.tokenizercheck import check_tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 FILE = DATA / "tiny-bert" / "tokenizer.json"
@@ -194,6 +196,9 @@ def test_a_file_that_cuts_at_the_left_still_does(tmp_path: Path) -> None:
     assert encoded.ids.tolist() == ids("c d")
 
 
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
 def template(single: list[object]) -> dict[str, object]:
     return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
 
@@ -203,7 +208,7 @@ def template(single: list[object]) -> dict[str, object]:
     [
         {"model": {}},
         {"version": "9"},
-        {"post_processor": template([{"SpecialToken": {"id": "[X]", "type_id": 0}}])},
+        {"post_processor": template([{"SpecialToken": {"id": "[X]", "type_id": 0}}, TEXT])},
         {"added_tokens": [], "model": {"type": "WordPiece", "vocab": {"b": 1}, "unk_token": "?",
             "continuing_subword_prefix": "##", "max_input_chars_per_word": 9}},
         {"added_tokens": [], "model": {"type": "WordPiece", "vocab": {"a": 2**32 - 1, "?": 1},
@@ -216,6 +221,116 @@ def test_a_file_no_text_can_be_read_with_is_refused_when_opened(
 ) -> None:
     with pytest.raises(BundleError, match=r"^tokenizer\.json: .*wanted a tokenizer; re-export"):
         Tokenizer.from_file(changed(tmp_path, **parts), max_tokens=MAX)
+
+
+def replace(pattern: str, content: str, kind: str = "String") -> dict[str, object]:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def chain(*steps: dict[str, object]) -> dict[str, object]:
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
+BYTE_LEVEL: dict[str, object] = {"type": "ByteLevel"}
+
+
+def charsmap(longest: int) -> dict[str, object]:
+    """Sentencepiece's table: a trie of a word, and two replacements."""
+    table = (4).to_bytes(4, "little") + bytes(4) + b"ab\0" + b"x" * longest + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"normalizer": replace("a", "a" * 257)}, "to 257 characters of one, wanted at most 256"),
+        ({"normalizer": replace("aa", "a" * 600)}, "up to 300 characters"),
+        ({"normalizer": replace("a*", "b" * 300, "Regex")}, "up to 301 characters"),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 256}}, "up to 257 characters"),
+        ({"normalizer": chain(*[replace("a", "aa")] * 40)}, "up to 512 characters"),
+        ({"normalizer": chain(*[chain(replace("a", "aa"))] * 40)}, "up to 512 characters"),
+        ({"normalizer": chain(*[BYTE_LEVEL] * 40)}, "up to 1024 characters"),
+        ({"normalizer": charsmap(257)}, "up to 257 characters"),
+        ({"post_processor": template([TEXT, TEXT])}, "the text 2 times, wanted it once"),
+        ({"post_processor": template([])}, "the text 0 times, wanted it once"),
+        (
+            {"post_processor": {"type": "Sequence", "processors": [template([TEXT] * 9)]}},
+            "the text 9 times",
+        ),
+        (
+            {"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [],
+                "dropout": 0.5}},
+            "model dropout 0.5, wanted none",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_tokenizer_must_not_do_to_a_text(
+    tmp_path: Path, parts: dict[str, object], words: str
+) -> None:
+    with pytest.raises(BundleError, match=rf"^tokenizer\.json: .*{words}.*; re-export"):
+        Tokenizer.from_file(changed(tmp_path, **parts), max_tokens=MAX)
+
+
+def bpe(prefix: str | None, merges: list[object]) -> dict[str, object]:
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "##b": 3, "a##b": 4}
+    return {"type": "BPE", "vocab": vocabulary, "merges": merges,
+        "continuing_subword_prefix": prefix}  # fmt: skip
+
+
+@pytest.mark.parametrize("merge", ["a b", ["a", "b"]])
+def test_merges_the_library_would_cut_beyond_their_end_are_refused(
+    tmp_path: Path, merge: object
+) -> None:
+    """Tokenizers 0.23 ends the process at one of these."""
+    path = changed(tmp_path, added_tokens=[], model=bpe("##", [merge]))
+    with pytest.raises(BundleError, match=r"merge of 'b', wanted .*continuing_subword_prefix '##'"):
+        Tokenizer.from_file(path, max_tokens=MAX)
+
+
+@pytest.mark.parametrize(("prefix", "second"), [("##", "##b"), ("", "b"), (None, "b")])
+def test_merges_of_continuing_pieces_are_let_through(
+    tmp_path: Path, prefix: str | None, second: str
+) -> None:
+    path = changed(tmp_path, added_tokens=[], model=bpe(prefix, [["a", second]]))
+    Tokenizer.from_file(path, max_tokens=MAX)
+
+
+def test_a_key_for_the_second_time_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(FILE.read_text("utf-8").replace('"model"', '"model": {}, "model"', 1), "utf-8")
+    with pytest.raises(BundleError, match="a key for the second time, wanted a tokenizer"):
+        Tokenizer.from_file(path, max_tokens=MAX)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        # ALBERT's and T5's chains, and Llama's.
+        chain(replace("``", '"'), {"type": "NFKD"}, {"type": "Lowercase"},
+            replace(" {2,}", " ", "Regex")),
+        chain({"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")),
+        replace("", "x"),
+        BYTE_LEVEL,
+    ],
+)  # fmt: skip
+def test_what_published_tokenizers_do_is_let_through(
+    tmp_path: Path, normalizer: dict[str, object]
+) -> None:
+    opened = Tokenizer.from_file(changed(tmp_path, normalizer=normalizer), max_tokens=MAX)
+    assert opened.encode_batch(["a"])
+
+
+def test_a_table_of_short_replacements_is_let_through(tmp_path: Path) -> None:
+    normalizer = chain(charsmap(33), replace(" {2,}", " ", "Regex"))
+    path = changed(tmp_path, normalizer=normalizer)
+    check_tokenizer("tokenizer.json", tokenizers.Tokenizer.from_file(str(path)))
+
+
+def test_a_cut_text_that_is_added_to_is_refused() -> None:
+    opened = tokenizer()
+    opened._tokenizer.no_truncation()
+    with pytest.raises(BundleError, match=f"202 tokens of a text cut at {MAX}, wanted no more"):
+        opened.encode_batch(["a " * 200])
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"\0" * 9])

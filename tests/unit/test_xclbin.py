@@ -353,6 +353,7 @@ def test_many_images_over_the_same_bytes_do_not_unfold() -> None:
         xclbin.parse(container({32: bytes(data)}))
 
 
+@pytest.mark.slow
 def test_metadata_nested_a_hundred_thousand_deep_is_read() -> None:
     deep = b"<a>" * 100_000 + b"</a>" * 100_000
     assert xclbin.parse(container({2: deep})).kernels == ()
