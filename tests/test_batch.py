@@ -968,13 +968,15 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int, batch: Batch, *args: o
 # --- in processes of their own ------------------------------------------------------------------
 
 COMMAND = """
-import resource, sys
+import sys
 from npu_embed.cli import main
 {before}
 try:
     main(sys.argv[1:], prog_name="npu-embed")
 finally:
-    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+    # Not ru_maxrss, which a process inherits from its parent.
+    status = open("/proc/self/status").read()
+    print("peak", int(status.split("VmHWM:")[1].split()[0]), file=sys.stderr)
 """
 MAX_MORE_KIB = 500 << 10  # what a job may take over what the model takes
 

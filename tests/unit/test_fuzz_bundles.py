@@ -79,7 +79,9 @@ for bundle in sys.argv[2:]:
         print(json.dumps(["vector", ""]))
     except npu_embed.NpuEmbedError as error:
         print(json.dumps([type(error).__name__, str(error)]))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+# Not ru_maxrss, which a process inherits from its parent.
+status = open("/proc/self/status").read()
+peak = int(status.split("VmHWM:")[1].split()[0])
 print(json.dumps(["peak", peak]))
 """
 PEAK_KIB = 1 << 20  # 1 GiB, most of it what a bundle with the largest stream or manifest takes
