@@ -24,7 +24,8 @@ emulator.xclbin
 emulator.enums emulator.profile emulator.slots emulator.heap emulator.memory
 emulator.dma emulator.heads emulator.flows emulator.controller emulator.program emulator.erf
 emulator.epilogue_numbers emulator.epilogues emulator.softmax
-emulator.llvm emulator.llvm.registers emulator.llvm.vectors emulator.llvm.gemm_code
+emulator.llvm emulator.llvm.registers emulator.llvm.vectors emulator.llvm.panel_code
+emulator.llvm.gemm_code emulator.llvm.tile_code emulator.llvm.tile_permission
 emulator.llvm.attention_code emulator.llvm.module emulator.llvm.kept emulator.llvm.machine
 emulator.weights emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha emulator.array
 emulator.ert emulator.command emulator.binding

@@ -11,7 +11,6 @@ from ..cores import Scratch
 from . import epilogues
 from .llvm import machine
 from .llvm.machine import Machine
-from .llvm.registers import LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,12 @@ class Weights:
         """Write epilogue(A B + bias) of rows of A, and of columns between two tiles, to out."""
         left, right = between
         bias = None if self.bias is None else self.bias[left:right]
-        wide = scratch.take("a", (rows, self.k))
         if isinstance(self.way, tuple):
             compiled, panels = self.way
             panels = panels[left // compiled.columns : right // compiled.columns]
-            work = wide, scratch.take("acc", (rows, self.tile))
-            compiled.gemm(a, panels, self.tile, bias, epilogue, out, work)
+            compiled.gemm(a, rows, panels, self.tile, bias, epilogue, out, scratch)
             return
+        wide = scratch.take("a", (rows, self.k))
         acc = scratch.take("acc", (rows, right - left))
         np.matmul(widen_rows(*a, wide), self.way[:, left:right], out=acc)
         epilogues.finish(acc, bias, epilogue, self.tile, out, scratch)
@@ -54,9 +52,8 @@ class Weights:
 
 def prepare(b: BF16, bias: F32 | None, tile: int) -> Weights:
     """Weights of B [K, N], for products that are cut at multiples of tile columns."""
-    compiled = machine.load()
-    # A GeGLU pair is cut in the middle of a tile.
-    fits = compiled is not None and tile % max(compiled.columns, 2 * LANES) == 0
-    way = (compiled, compiled.pack(b)) if compiled is not None and fits else to_f32(b)
     k, columns = b.shape
+    compiled = machine.load()
+    fits = compiled is not None and compiled.fits(k, tile)
+    way = (compiled, compiled.pack(b)) if compiled is not None and fits else to_f32(b)
     return Weights(way, k, columns, tile, bias)

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from . import vectors
-from .gemm_code import Panels, widen_rows
+from .panel_code import Panels, widen_rows
 from .registers import LANES, Registers
 from .vectors import (
     BITS,

@@ -1,109 +1,66 @@
-"""LLVM code of C = epilogue(A B + bias), and of the products that attention is made of.
-
-The inner loop keeps a tile of C in registers while it goes along K: a row of B's panel, times one
-element of each of some rows of A. Every element of C is one chain of fused multiply-adds over k,
-in slices of K that are added one after another.
-"""
+"""LLVM code of C = epilogue(A B + bias)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
-
-from llvmlite import ir
+from typing import Any, Protocol
 
 from .. import epilogue_numbers as epilogues
 from . import vectors
+from .panel_code import Panels, widen_rows
 from .registers import LANES, Registers
-from .vectors import BITS, FLOATS, I64, INDICES, ONE, VECTOR, ZERO, at, loop, where
+from .vectors import BITS, FLOATS, I64, INDICES, ZERO, at, loop, where
 
 
-class Panels:
-    """Functions of a module that multiply by a panel of B: one for each width in vectors.
+class Products(Protocol):
+    """A GEMM's products: how rows of A are multiplied by a panel of B."""
 
-    panel(a, a_stride, rows, b, b_stride, c, c_stride, ends, slices): C = A B for so many rows. a
-    and c float32, b bfloat16 [k, width], each with so many elements from a row to the next; ends
-    [slices] int64, where each slice of K ends, none empty.
-    """
+    def begin(
+        self, b: Any, a: tuple[Any, Any], rows: Any, k: Any, work: Any, slices: tuple[Any, Any]
+    ) -> Any:
+        """Prepare rows of A; what is returned is for multiply().
 
-    def __init__(self, module: Any, registers: Registers, fma: Any) -> None:
-        self._registers = registers
-        self._fma = fma
-        self.of_width = {width: self._make(module, width) for width in registers.widths}
+        a: the first element, the elements to the next row; work: float32 [rows, k], rows filled up
+        to Registers.row_step; slices: where the slices of K end, and how many there are.
+        """
 
-    def _make(self, module: Any, width: int) -> Any:
-        kinds = (FLOATS, I64, I64, BITS, I64, FLOATS, I64, INDICES, I64)
-        made, b = vectors.function(module, f"panel{width}", kinds, (0, 3, 5), inside=True)
-        a, a_stride, rows, weights, b_stride, c, c_stride, ends, slices = made.args
+    def multiply(self, b: Any, state: Any, panel: Any, c: Any, c_stride: Any) -> None:
+        """Set c, float32 rows, to A times a panel; rows filled up as work's are."""
 
-        def slice_of(s: Any, start: Any) -> Any:
-            """Add the product over a slice of K; the slice's end."""
-            end = b.load(at(b, ends, s))
-            first = b.icmp_signed("==", s, ZERO)
-            row: Any = ZERO
-            for height in self._registers.rows:
-
-                def some(i: Any, height: int = height) -> None:
-                    tops = [b.add(i, I64(r)) for r in range(height)]
-                    sources = [at(b, a, b.mul(top, a_stride)) for top in tops]
-                    targets = [at(b, c, b.mul(top, c_stride)) for top in tops]
-                    part = start, end
-                    self._add_tile(b, width, sources, (weights, b_stride), part, targets, first)
-
-                row = loop(b, row, rows, height, some)
-            return end
-
-        vectors.carry(b, (ZERO, slices, 1), ZERO, slice_of)
-        b.ret_void()
-        return made
-
-    def _add_tile(
-        self,
-        b: Any,
-        width: int,
-        sources: Sequence[Any],
-        of: tuple[Any, Any],
-        part: tuple[Any, Any],
-        targets: Sequence[Any],
-        first: Any,
-    ) -> None:
-        """targets += the rows at sources times the panel over a part of K; set them if first."""
-        weights, b_stride = of
-        steps, zero = range(width), vectors.constant(0.0)
-        before, inside, after = b.block, b.append_basic_block(), b.append_basic_block()
-        b.branch(inside)
-        b.position_at_end(inside)
-        k = b.phi(I64)
-        sums = [[b.phi(VECTOR) for _ in steps] for _ in sources]
-        row_of_b = at(b, weights, b.mul(k, b_stride))
-        of_b = [vectors.widened(b, at(b, row_of_b, v * LANES)) for v in steps]
-        added = []
-        for source, chain in zip(sources, sums, strict=True):
-            of_a = vectors.repeated(b, b.load(at(b, source, k), align=4))
-            added.append([b.call(self._fma, [of_a, of_b[v], chain[v]]) for v in steps])
-        following = b.add(k, ONE)
-        k.add_incoming(part[0], before)
-        k.add_incoming(following, inside)
-        for chain, new in zip(sums, added, strict=True):
-            for total, value in zip(chain, new, strict=True):
-                total.add_incoming(zero, before)
-                total.add_incoming(value, inside)
-        b.cbranch(b.icmp_signed("<", following, part[1]), inside, after)
-        b.position_at_end(after)
-        for target, new in zip(targets, added, strict=True):
-            for v in steps:
-                place = at(b, target, v * LANES)
-                there = b.select(first, zero, vectors.load(b, place))
-                vectors.store(b, b.fadd(there, new[v]), place)
+    def end(self, b: Any) -> None:
+        """After the last product."""
 
 
-def gemm(module: Any, registers: Registers, panels: Panels, fma: Any) -> None:
+class VectorProducts:
+    """Products by vector registers, of A widened to float32."""
+
+    def __init__(self, registers: Registers, panels: Panels) -> None:
+        self._columns = registers.columns
+        self._panel = panels.of_width[registers.vectors]
+
+    def begin(
+        self, b: Any, a: tuple[Any, Any], rows: Any, k: Any, work: Any, slices: tuple[Any, Any]
+    ) -> Any:
+        """Widen A."""
+        widen_rows(b, a, (work, k), rows, k)
+        return (work, k, rows), slices
+
+    def multiply(self, b: Any, state: Any, panel: Any, c: Any, c_stride: Any) -> None:
+        """Set c to A times a panel."""
+        of_a, slices = state
+        b.call(self._panel, (*of_a, panel, I64(self._columns), c, c_stride, *slices))
+
+    def end(self, b: Any) -> None:
+        """Nothing is left behind."""
+
+
+def gemm(module: Any, registers: Registers, products: Products, fma: Any) -> None:
     """Add `gemm`: out = epilogue(A B + bias), rounded, for so many rows and tiles of columns.
 
     Its arguments, named as below: a, out bfloat16 with so many elements to the next row; weights
-    [panel][k][columns]; a tile is some panels; bias [columns] or null; wide [rows, k] and acc
-    [rows, tile] float32 to work in; ends [slices], where the slices of K end.
+    [panel], as Products want them; a tile is some panels; bias [columns] or null; work [rows, k]
+    and acc [rows, tile] float32 to work in, of rows filled up to Registers.row_step; ends [slices],
+    where the slices of K end.
     A GeGLU pair makes half as many columns of a tile: its first half, the gates, times its second.
     """
     kinds = (
@@ -112,21 +69,19 @@ def gemm(module: Any, registers: Registers, panels: Panels, fma: Any) -> None:
     )
     made, b = vectors.function(module, "gemm", kinds, (0, 4, 7, 9, 11, 12))
     a, a_stride, rows, k, weights, tiles, tile, bias, epilogue, out, out_stride = made.args[:11]
-    wide, acc, ends, slices = made.args[11:]
+    work, acc, ends, slices = made.args[11:]
     columns = I64(registers.columns)
     size = b.mul(k, columns)
     panels_of_tile = b.sdiv(tile, columns)
     is_pair = b.icmp_signed("==", epilogue, I64(epilogues.GEGLU_TANH))
     gates = b.select(is_pair, b.sdiv(tile, I64(2)), tile)
     has_bias = b.icmp_unsigned("!=", b.ptrtoint(bias, I64), ZERO)
-    widen_rows(b, (a, a_stride), (wide, k), rows, k)
+    state = products.begin(b, (a, a_stride), rows, k, work, (ends, slices))
 
     def each(t: Any) -> None:
         def one(p: Any) -> None:
             panel = at(b, weights, b.mul(b.add(b.mul(t, panels_of_tile), p), size))
-            target = at(b, acc, b.mul(p, columns))
-            of_width = panels.of_width[registers.vectors]
-            b.call(of_width, (wide, k, rows, panel, columns, target, tile, ends, slices))
+            products.multiply(b, state, panel, at(b, acc, b.mul(p, columns)), tile)
 
         loop(b, ZERO, panels_of_tile, 1, one)
         of_tile = at(b, bias, b.mul(t, tile))
@@ -155,6 +110,7 @@ def gemm(module: Any, registers: Registers, panels: Panels, fma: Any) -> None:
         loop(b, ZERO, rows, 1, row)
 
     loop(b, ZERO, tiles, 1, each)
+    products.end(b)
     b.ret_void()
 
 
@@ -162,29 +118,3 @@ def _with_bias(b: Any, source: Any, bias: Any, j: Any, has_bias: Any) -> Any:
     """Elements of a row from j on, with their bias where there is one."""
     x = vectors.load(b, at(b, source, j))
     return where(b, has_bias, x, lambda x: b.fadd(x, vectors.load(b, at(b, bias, j))))
-
-
-def widen_rows(
-    b: Any, source: tuple[Any, Any], target: tuple[Any, Any], rows: Any, width: Any
-) -> None:
-    """Rows of bfloat16 as float32; source, target: the first element, elements to the next row."""
-
-    def row(i: Any) -> None:
-        bits, floats = (at(b, base, b.mul(i, stride)) for base, stride in (source, target))
-
-        def some(j: Any) -> None:
-            vectors.store(b, vectors.widened(b, at(b, bits, j)), at(b, floats, j))
-
-        def one(j: Any) -> None:
-            word = b.shl(b.zext(b.load(at(b, bits, j)), vectors.I32), vectors.I32(16))
-            b.store(b.bitcast(word, vectors.F32), at(b, floats, j))
-
-        loop(b, loop(b, ZERO, width, LANES, some), width, 1, one)
-
-    loop(b, ZERO, rows, 1, row)
-
-
-def fused_multiply_add(module: Any) -> Any:
-    """a b + c of vectors, rounded once."""
-    kind = ir.FunctionType(VECTOR, (VECTOR,) * 3)
-    return ir.Function(module, kind, f"llvm.fma.v{LANES}f32")

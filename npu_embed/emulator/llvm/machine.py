@@ -29,8 +29,9 @@ from ...bf16 import BF16, F32, RowBuffer
 from ...cores import Scratch
 from ..epilogue_numbers import GEGLU_TANH
 from ..heads import Heads
+from . import tile_permission
 from .kept import kept
-from .registers import LANES, REGISTERS, Registers
+from .registers import LANES, PAIR, REGISTERS, Registers
 
 log = logging.getLogger("npu_embed")
 
@@ -70,49 +71,62 @@ class Machine:
             *(pointer, pointer, pointer, size),
         )
         self.columns = registers.columns
+        self._registers = registers
         self._gemm = gemm(engine.get_function_address("gemm"))
         self._attention = ctypes.CFUNCTYPE(None, pointer)(engine.get_function_address("attention"))
         self._engine = engine  # owns the machine code
 
     def pack(self, b: BF16) -> BF16:
-        """B [K, N], N a multiple of `columns`, in panels: [N / columns, K, columns]."""
-        k, _ = b.shape
-        return np.ascontiguousarray(b.reshape(k, -1, self.columns).transpose(1, 0, 2))
+        """B [K, N] in panels: [N / columns, K, columns].
+
+        N is a multiple of `columns`. For tile registers K is a multiple of their step, and a
+        panel's bits are those of [K / 2, columns, 2].
+        """
+        k = len(b)
+        together = PAIR if self._registers.tiles else 1
+        panels = b.reshape(k // together, together, -1, self.columns).transpose(2, 0, 3, 1)
+        return np.ascontiguousarray(panels).reshape(-1, k, self.columns)
+
+    def fits(self, k: int, tile: int) -> bool:
+        """Whether it multiplies by B [K, N], in whole tiles of columns, in GeGLU pairs or not."""
+        return k % self._registers.step == 0 and tile % max(self.columns, 2 * LANES) == 0
 
     def gemm(
         self,
         a: RowBuffer,
+        rows: int,
         panels: BF16,
         tile: int,
         bias: F32 | None,
         epilogue: int,
         out: RowBuffer,
-        work: tuple[F32, F32],
+        scratch: Scratch,
     ) -> None:
         """Write epilogue(A B + bias), rounded, to rows of out; a and out may not overlap.
 
-        panels: B as pack() gives it; tile: the columns of a GeGLU pair, a multiple of `columns`.
-        work: float32 [M, K] and [M, tile].
+        panels: B as pack() gives it; tile: the columns of a GeGLU pair, which fit with K.
 
         Raises:
             ValueError: sizes that do not fit each other.
         """
-        (rows, k), count = work[0].shape, len(panels)
+        count, k, columns = panels.shape
         width = count * self.columns
         made = width // 2 if epilogue == GEGLU_TANH else width
-        for (bits, first, stride), columns in ((a, k), (out, made)):
-            if first < 0 or stride < 0 or first + (rows - 1) * stride + columns > bits.size:
-                raise ValueError(f"{rows} rows of {columns} at {first}: past {bits.size} elements")
+        for (bits, first, stride), wide in ((a, k), (out, made)):
+            if first < 0 or stride < 0 or first + (rows - 1) * stride + wide > bits.size:
+                raise ValueError(f"{rows} rows of {wide} at {first}: past {bits.size} elements")
         if (
-            panels.shape[1:] != (k, self.columns)
+            rows < 1
+            or columns != self.columns
             or not panels.flags.c_contiguous
-            or tile % self.columns
+            or not self.fits(k, tile)
             or width % tile
-            or work[1].shape != (rows, tile)
             or (bias is not None and bias.shape != (width,))
         ):
-            raise ValueError(f"gemm: panels {panels.shape}, tile {tile}, bias or work do not fit")
+            raise ValueError(f"gemm: {rows} rows, panels {panels.shape}, tile {tile}: do not fit")
         ends = _slices(k)
+        room = -(-rows // self._registers.row_step) * self._registers.row_step
+        work = scratch.take("a", (room, k)), scratch.take("acc", (room, tile))
         self._gemm(
             *(address(a[0]) + 2 * a[1], a[2], rows, k),
             *(address(panels), width // tile, tile),
@@ -209,7 +223,7 @@ def _compile() -> Machine | None:
     try:
         features = llvm.get_host_cpu_features()
         for name, registers in REGISTERS.items():
-            if features.get(name):
+            if features.get(name) and (not registers.tiles or tile_permission.granted()):
                 return build(registers)
         log.debug("the emulated array is computed by numpy: no registers known here")
     except Exception:
