@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from npu_embed.bf16 import F32, to_bf16, to_f32
 from npu_embed.cores import Scratch
 from npu_embed.emulator import epilogues
 from npu_embed.emulator.heads import Heads
-from npu_embed.emulator.llvm import kept, machine
+from npu_embed.emulator.llvm import machine, tile_permission
 from npu_embed.emulator.llvm.machine import Attention, Machine
 from npu_embed.emulator.llvm.registers import REGISTERS
 
@@ -31,18 +30,35 @@ BF16_UNIT = 2.0**-8
 TILE = 64
 
 
+VECTORS = [name for name, registers in REGISTERS.items() if not registers.tiles]
+
+
 @functools.cache
 def built(name: str) -> Machine:
     import llvmlite.binding as llvm
 
     if not llvm.get_host_cpu_features().get(name):
         pytest.skip(f"this machine has no {name}")
+    if REGISTERS[name].tiles and not tile_permission.granted():
+        pytest.skip("the kernel lets nobody use the tile registers")
     return machine.build(REGISTERS[name])
 
 
+def width(name: str, k: int) -> int:
+    """The next K that these registers take."""
+    step = REGISTERS[name].step
+    return -(-k // step) * step
+
+
 @pytest.fixture(params=list(REGISTERS))
-def compiled(request: pytest.FixtureRequest) -> Machine:
-    return built(request.param)
+def registers(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def compiled(registers: str) -> Machine:
+    return built(registers)
 
 
 # -- products -----------------------------------------------------------------------------------
@@ -65,24 +81,25 @@ def row_buffer(x: F32, gap: int) -> tuple[U16, int, int]:
 
 def sums(compiled: Machine, a: F32, b: U16) -> F32:
     """A B of one tile of columns as it is before it is rounded."""
-    (m, k), n = a.shape, b.shape[1]
-    work = np.empty((m, k), np.float32), np.empty((m, n), np.float32)
-    out = np.zeros(m * n, np.uint16), 0, n
-    panels = compiled.pack(b)
-    compiled.gemm(row_buffer(a, 3), panels, n, None, epilogues.NONE, out, work)
-    return work[1]
+    m, n = len(a), b.shape[1]
+    out, scratch = (np.zeros(m * n, np.uint16), 0, n), Scratch()
+    compiled.gemm(row_buffer(a, 3), m, compiled.pack(b), n, None, epilogues.NONE, out, scratch)
+    return scratch.take("acc", (m, n)).copy()
 
 
 @pytest.mark.parametrize("k", [1, 64, 447, 448, 449, 500, 896, 1000, 1536])
-@pytest.mark.parametrize("m", [1, 7, 13])
-def test_a_product_is_that_of_exact_arithmetic(compiled: Machine, m: int, k: int) -> None:
+@pytest.mark.parametrize("m", [1, 7, 13, 16, 32, 39, 96])
+def test_a_product_is_that_of_exact_arithmetic(
+    compiled: Machine, registers: str, m: int, k: int
+) -> None:
+    k = width(registers, k)
     a, b = operands(m, k, 2 * TILE)
     wide = to_f32(b).astype(np.float64)
     assert (abs(sums(compiled, a, b) - a @ wide) <= k * UNIT * (abs(a) @ abs(wide))).all()
 
 
 def test_a_rows_bits_do_not_depend_on_the_others(compiled: Machine) -> None:
-    a, b = operands(29, 1536, TILE)
+    a, b = operands(61, 1536, TILE)
     together = sums(compiled, a, b)
     for row in range(len(a)):
         np.testing.assert_array_equal(together[row], sums(compiled, a[row : row + 1], b)[0])
@@ -91,11 +108,12 @@ def test_a_rows_bits_do_not_depend_on_the_others(compiled: Machine) -> None:
 @pytest.mark.parametrize("k", [384, 1000, 1536])
 def test_wide_and_narrow_registers_give_the_same_bits(k: int) -> None:
     a, b = operands(11, k, TILE)
-    found = [sums(built(name), a, b) for name in REGISTERS]
+    found = [sums(built(name), a, b) for name in VECTORS]
     np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("k", [384, 1000, 1536])
+@pytest.mark.parametrize("registers", VECTORS)
 def test_the_sums_are_chains_in_slices(compiled: Machine, k: int) -> None:
     # In a chain that begins with 2^24, each 1 added to it is rounded away; ones of another slice
     # are added up first.
@@ -119,7 +137,7 @@ EPILOGUES = {
 @pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("special", [False, True], ids=["numbers", "special"])
 def test_an_epilogue_is_numpys(compiled: Machine, name: str, biased: bool, special: bool) -> None:
-    epilogue, m, k, n = EPILOGUES[name], 9, 450, 2 * TILE
+    epilogue, m, k, n = EPILOGUES[name], 37, 480, 2 * TILE
     made = n // 2 if epilogue == epilogues.GEGLU_TANH else n
     a, b = operands(m, k, n)
     bias = np.linspace(-30, 30, n, dtype=np.float32) if biased else None
@@ -131,9 +149,8 @@ def test_an_epilogue_is_numpys(compiled: Machine, name: str, biased: bool, speci
     with np.errstate(all="ignore"):
         epilogues.finish(acc, bias, epilogue, TILE, (wanted, 1, made + 2), Scratch())
     found = np.full(m * (made + 2), 7, np.uint16)
-    work = np.empty((m, k), np.float32), np.empty((m, TILE), np.float32)
     out = found, 1, made + 2
-    compiled.gemm(row_buffer(a, 3), compiled.pack(b), TILE, bias, epilogue, out, work)
+    compiled.gemm(row_buffer(a, 3), m, compiled.pack(b), TILE, bias, epilogue, out, Scratch())
     is_nan = np.isnan(to_f32(wanted))  # which NaN it is may differ
     np.testing.assert_array_equal(is_nan, np.isnan(to_f32(found)))
     wanted[is_nan] = found[is_nan] = 0
@@ -151,43 +168,81 @@ def test_an_epilogue_is_numpys(compiled: Machine, name: str, biased: bool, speci
 
 
 @pytest.mark.parametrize("x", [1e-30, 1e-6, 0.1, 0.24999, 0.25, 0.2501, 1.0, 8.0, 90.0, np.inf])
-def test_tanh_has_its_digits_near_zero_and_far_from_it(compiled: Machine, x: float) -> None:
-    a = np.array([[x], [-x]], np.float32)
-    a = to_f32(to_bf16(a))
+def test_tanh_has_its_digits_near_zero_and_far_from_it(
+    compiled: Machine, registers: str, x: float
+) -> None:
+    k = width(registers, 1)
+    a = np.zeros((2, k), np.float32)
+    a[:, 0] = x, -x
+    ones = np.full((k, TILE), 0x3F80, np.uint16)
     out = np.zeros(2 * TILE, np.uint16)
-    work = np.empty((2, 1), np.float32), np.empty((2, TILE), np.float32)
-    ones = np.full((1, TILE), 0x3F80, np.uint16)
     compiled.gemm(
-        (to_bf16(a).reshape(-1), 0, 1),
-        *(compiled.pack(ones), TILE, None, epilogues.TANH),
-        *((out, 0, TILE), work),
+        (to_bf16(a).reshape(-1), 0, k),
+        *(2, compiled.pack(ones), TILE, None, epilogues.TANH),
+        *((out, 0, TILE), Scratch()),
     )
-    wanted = np.tanh(a.astype(np.float64))
+    wanted = np.tanh(to_f32(to_bf16(a[:, :1])).astype(np.float64))
     assert (abs(to_f32(out).reshape(2, TILE) - wanted) <= 1.01 * BF16_UNIT * abs(wanted)).all()
 
 
-def test_what_does_not_fit_is_refused_before_memory_is_touched(compiled: Machine) -> None:
+def test_what_does_not_fit_is_refused_before_memory_is_touched(
+    compiled: Machine, registers: str
+) -> None:
     elements, out = np.zeros(4 * 64, np.uint16), np.zeros(4 * TILE, np.uint16)
     panels = compiled.pack(np.zeros((64, TILE), np.uint16))
-    work = np.empty((4, 64), np.float32), np.empty((4, TILE), np.float32)
     bias = np.zeros(TILE, np.float32)
-    good: tuple[Any, ...] = (elements, 0, 64), panels, TILE, bias, 0, (out, 0, TILE), work
+    good: tuple[Any, ...] = (elements, 0, 64), 4, panels, TILE, bias, 0, (out, 0, TILE), Scratch()
     compiled.gemm(*good)
     for at, bad in (
         (0, (elements, 1, 64)),
         (0, (elements, -1, 64)),
-        (5, (out, 0, TILE + 1)),
-        (1, panels[:, :63]),
-        (1, panels[:, ::2]),
-        (2, TILE - 1),
-        (2, 2 * TILE),
-        (3, bias[:-1]),
-        (6, (work[0], work[1][:3])),
+        (0, (elements, 0, -64)),
+        (1, 5),
+        (1, 0),
+        (2, panels[:, :, 1:]),
+        (2, panels[:, ::2]),
+        (2, compiled.pack(np.zeros((96, TILE), np.uint16))),
+        (3, TILE - 1),
+        (3, 2 * TILE),
+        (4, bias[:-1]),
+        (6, (out, 0, TILE + 1)),
     ):
         arguments = list(good)
         arguments[at] = bad
         with pytest.raises(ValueError, match=r"past|do not fit"):
             compiled.gemm(*arguments)
+    if REGISTERS[registers].tiles:
+        with pytest.raises(ValueError, match="do not fit"):
+            compiled.gemm(good[0], 4, panels[:, :33].copy(), *good[3:])
+
+
+@pytest.mark.parametrize("m", [5, 16, 37])
+def test_rows_beside_a_products_are_left_alone(compiled: Machine, m: int) -> None:
+    a, b = operands(m, 64, TILE)
+    out = np.full((m + 2) * (TILE + 3), 7, np.uint16)
+    compiled.gemm(
+        row_buffer(a, 3),
+        *(m, compiled.pack(b), TILE, None, epilogues.NONE),
+        *((out, TILE + 3, TILE + 3), Scratch()),
+    )
+    rows = out.reshape(m + 2, -1)
+    assert (rows[[0, -1]] == 7).all()
+    assert (rows[:, TILE:] == 7).all()
+    assert (rows[1:-1, :TILE] != 7).any(axis=1).all()
+
+
+def test_tile_registers_take_denormal_numbers_as_zeros_and_keep_nans() -> None:
+    compiled = built("amx-bf16")
+    a, b = np.zeros((3, 32), np.float32), np.full((32, TILE), 0x7F00, np.uint16)  # 2^127
+    elements = to_bf16(a)
+    elements[0, 0], elements[1, 0], elements[2, 0] = 0x0001, 0x7FC0, 0x7F80
+    out, scratch = (np.zeros(3 * TILE, np.uint16), 0, TILE), Scratch()
+    panels = compiled.pack(b)
+    compiled.gemm((elements.reshape(-1), 0, 32), 3, panels, TILE, None, 0, out, scratch)
+    found = to_f32(out[0]).reshape(3, TILE)
+    assert (found[0] == 0).all()
+    assert np.isnan(found[1]).all()
+    assert np.isposinf(found[2]).all()
 
 
 # -- attention ----------------------------------------------------------------------------------
@@ -257,8 +312,9 @@ def test_attention_is_that_of_exact_arithmetic(compiled: Machine, shape: tuple[i
 def test_attention_has_the_same_bits_for_any_registers_and_rows() -> None:
     rng = np.random.default_rng(2)
     q, k, v = (to_f32(to_bf16(rng.standard_normal((2, 75, 32), np.float32))) for _ in range(3))
-    wide, narrow = (attended(built(name), q, k, v, 0, 30) for name in REGISTERS)
-    np.testing.assert_array_equal(wide, narrow)
+    wide, *narrower = (attended(built(name), q, k, v, 0, 30) for name in VECTORS)
+    for narrow in narrower:
+        np.testing.assert_array_equal(wide, narrow)
     alone = attended(built("fma"), q[:, 50:51], k, v, 50, 30)
     np.testing.assert_array_equal(wide[:, 50:51], alone)
 
@@ -297,31 +353,3 @@ def test_nothing_is_compiled_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NPU_EMBED_COMPILED", "off")
     monkeypatch.setattr(machine, "_loader", machine._Loader())
     assert machine.load() is None
-
-
-def test_code_is_made_once_for_what_it_depends_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NPU_EMBED_CACHE", str(tmp_path))
-    made: list[bytes] = []
-
-    def make() -> bytes:
-        made.append(b"code %d" % len(made))
-        return made[-1]
-
-    assert [kept.kept(["a"], make) for _ in range(2)] == [b"code 0"] * 2
-    assert kept.kept(["b"], make) == b"code 1"
-    for file in (tmp_path / kept.FOLDER).iterdir():
-        file.write_bytes(file.read_bytes()[:-1])  # as a full disk leaves it
-    assert kept.kept(["a"], make) == b"code 2"
-    assert kept.kept(["a"], make) == b"code 2"
-
-
-def test_code_is_made_each_time_where_it_cannot_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("NPU_EMBED_CACHE", str(file))
-    assert kept.kept(["a"], lambda: b"one") == b"one"
-    assert kept.kept(["a"], lambda: b"two") == b"two"
