@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Scratch:
 
 
 Job = Callable[[Scratch], None]
+
+LEAST_MICROSECONDS = 120  # of work for a thread: as long as waking one may take
 
 
 class _Blas:
@@ -137,17 +139,23 @@ def count() -> int:
     return _blas.threads()
 
 
-def run(jobs: Sequence[Job], *, blas: bool = False) -> None:
+def worth(microseconds: float) -> int:
+    """How many threads so much work of one core is worth."""
+    most = microseconds // LEAST_MICROSECONDS
+    return 1 if most < 2 else int(min(count(), most))  # asking for the count takes 5 us
+
+
+def run(jobs: Sequence[Job], microseconds: float = inf, *, blas: bool = False) -> None:
     """Do all jobs, in any order; each is given work arrays that no other uses meanwhile.
 
-    blas: whether they compute with it.
+    microseconds: what all of them take one core, about; blas: whether they compute with it.
 
     Raises:
         MemoryError: or what else a job raises; no other is running then.
     """
     waiting = iter(jobs)
     with _blas.single() if blas else nullcontext():
-        helpers = _threads.start(min(len(jobs), count()) - 1, waiting)
+        helpers = _threads.start(min(len(jobs), worth(microseconds)) - 1, waiting)
         try:
             _work(waiting)
         finally:
@@ -179,7 +187,6 @@ os.register_at_fork(after_in_child=_blas.after_fork)
 os.register_at_fork(after_in_child=_threads.after_fork)
 
 
-LEAST_FLOP = 4_000_000  # of a job for another thread: some 40 us, as long as it takes to wake one
 BLOCK_ROWS = 96  # float32 operands of a block stay in the cache; a multiple of 6: Registers.rows
 JOBS_A_CORE = 3  # so that none waits long for the last one
 LEAST_ELEMS = 1 << 16  # of rows to go through for another thread
@@ -187,15 +194,16 @@ LEAST_ELEMS = 1 << 16  # of rows to go through for another thread
 Block = tuple[int, int, int, int]  # rows [start, stop) and columns [start, stop) of a product
 
 
-def cut_product(rows: int, columns: int, k: int, tile: int) -> list[Block]:
-    """Blocks of a [rows, k] [k, columns] product for all cores, columns cut at tiles.
+def cut_product(rows: int, columns: int, tile: int, microseconds: float) -> list[Block]:
+    """Blocks of a product of so many rows and columns for all cores, columns cut at tiles.
 
     Each core gets several where there are enough, so that none waits long for the last one.
+    microseconds: what all of it takes one core, about.
     """
     tops = range(0, rows, BLOCK_ROWS)
     wanted = 1
-    if count() > 1:
-        wanted = max(1, min(JOBS_A_CORE * count(), 2 * rows * columns * k // LEAST_FLOP))
+    if worth(microseconds) > 1:
+        wanted = int(min(JOBS_A_CORE * count(), microseconds // LEAST_MICROSECONDS))
     size = -(-columns // (-(-wanted // len(tops)) * tile)) * tile
     return [
         (top, min(top + BLOCK_ROWS, rows), left, min(left + size, columns))
@@ -206,7 +214,9 @@ def cut_product(rows: int, columns: int, k: int, tile: int) -> list[Block]:
 
 def run_rows(rows: int, width: int, part: Callable[[int, int], None]) -> None:
     """Call part(start, stop) for all rows, in parts on all cores where there are many."""
-    parts = min(count(), rows * width // LEAST_ELEMS)
+    parts = rows * width // LEAST_ELEMS
+    if parts > 1:  # asking for the count takes 5 us
+        parts = min(count(), parts)
     if parts < 2:
         part(0, rows)
         return

@@ -95,8 +95,9 @@ def _pieces(tensors: Tensors) -> list[str]:
 def _added(manifest: Manifest, pieces: list[str]) -> list[str]:
     """The added tokens, entered into `pieces` where their id has none."""
     found: list[str] = []
+    most = len(pieces) + MAX_ADDED  # of all: pieces grows with each of them
     for record in manifest.tagged("added"):
-        index = record.field_int(0, "ID HEX", minimum=0, maximum=len(pieces) + MAX_ADDED)
+        index = record.field_int(0, "ID HEX", minimum=0, maximum=most)
         text = record.field_hex(1, "ID HEX")
         if not text:  # no text has it
             continue

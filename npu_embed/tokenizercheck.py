@@ -10,17 +10,24 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import tokenizers
 
 from .errors import BundleError
+from .jsontext import check_values
 from .records import shown
 
 # How many characters one of a text may become by replacements: published tokenizers stay below 100.
 # Unicode's own forms (NFKD and the like) are not counted: they make 18 of one at most, once.
 MAX_GROWTH = 256
+
+# A file in which neither stands needs no second reader: nothing but nothing is given as prefix, and
+# no key is written in another way. To read the largest published file takes 0.6 s.
+_A_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:(?!\s*(?:null|""))')
+_AN_ESCAPED_LETTER = re.compile(rb"\\u00(?:5f|6[1-9a-f]|7[0-9a])", re.IGNORECASE)
 
 Step: TypeAlias = Mapping[str, Any]  # one normalizer or post-processor, as the file has it
 
@@ -31,9 +38,13 @@ def check_file(name: str, content: bytes) -> None:
     name begins errors.
 
     Raises:
-        BundleError: it is no JSON object, or has a key twice, of which we might look at the other;
-            or it has a BPE model that merges what does not begin as continuing pieces do.
+        BundleError: it has too many values, or a BPE model that merges what does not begin as
+            continuing pieces do; or where it may have one, it is no JSON, or has a key twice, of
+            which we might look at the other.
     """
+    check_values(name, content, "re-export the bundle")
+    if not (_A_PREFIX.search(content) or _AN_ESCAPED_LETTER.search(content)):
+        return
     try:
         values = json.loads(content.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

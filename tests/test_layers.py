@@ -33,7 +33,7 @@ emulator.faults emulator.hardware
 emulator.pyxrt_xclbin emulator.pyxrt_device emulator.pyxrt_bo emulator.pyxrt_run
 emulator.pyxrt_runlist emulator.pyxrt
 
-records manifest kernel_fields gemm_records specs wordcheck streamcheck streamlint
+jsontext records manifest kernel_fields gemm_records specs wordcheck streamcheck streamlint
 tensors tensors_txt tokenizercheck tokenizer images
 published published_tokenizer
 debuglines chrometrace seeing

@@ -171,12 +171,14 @@ class GemmCall:
         a = self._a_rows(args)
         c = self._c_rows(args)
         rows = self._rows // len(weights)
+        microseconds = weights[0].microseconds(rows)
         cores.run(
             [
                 partial(self._multiply, a, b, c, g * rows, block)
                 for g, b in enumerate(weights)
-                for block in cut_product(rows, b.columns, self._k, self._tiles.n_tile)
+                for block in cut_product(rows, b.columns, self._tiles.n_tile, microseconds)
             ],
+            microseconds * len(weights),
             blas=not isinstance(weights[0].way, tuple),
         )
         if self._c_view is not None:

@@ -110,9 +110,8 @@ class Memory:
         if key in self._stale_views:
             return  # poisoned already and not synced since
         self._stale_views.add(key)
-        dtype = np.uint16 if itemsize == 2 else np.uint32
-        stale = np.ndarray(shape, dtype, self.host, offset, strides)
-        stale[...] = np.iinfo(dtype).max
+        dtype, poison = (np.uint16, 0xFFFF) if itemsize == 2 else (np.uint32, 0xFFFFFFFF)
+        np.ndarray(shape, dtype, self.host, offset, strides).fill(poison)
 
     def evict_lines(self) -> None:
         """Loose mode: let a random half of the cache lines do what a cache may do at any time."""

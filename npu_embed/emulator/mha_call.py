@@ -22,6 +22,7 @@ from .softmax import padded, softmax2
 
 # Query rows computed at a time: with a window, keys far from all of them are left out.
 QUERY_ROWS = 128
+SPEED = 30_000  # floating point operations a microsecond of a core
 SCORE_ELEMS = 1 << 17  # of the scores computed at a time, so that they stay in the cache
 
 Span = tuple[int, int]  # rows [start, stop) of a bucket
@@ -164,6 +165,11 @@ class MhaCall:
         written = args[o.arg].memory
         return all(args[arg].memory is not written for arg in self.read)
 
+    def microseconds(self, rows: int) -> float:
+        """What so many rows take one core, about."""
+        keys = max(kv for group in self._groups for kv, _ in group.limits)
+        return 4 * rows * keys * self._head_dim * self._heads / SPEED
+
     @property
     def uses_blas(self) -> bool:
         """Whether numpy computes it."""
@@ -187,12 +193,13 @@ class MhaCall:
         """Compute from and into the arguments' device memory."""
         whole = [(0, self.rows)]
         if self.in_place(args):
-            cores.run(self.jobs(args, whole), blas=self.uses_blas)
+            cores.run(self.jobs(args, whole), self.microseconds(self.rows), blas=self.uses_blas)
             self.wrote(args)
             return
         for group in self._groups:
             operands = self._gathered(group, args)
-            cores.run(self._jobs(group, operands, whole), blas=self.uses_blas)
+            jobs = self._jobs(group, operands, whole)
+            cores.run(jobs, self.microseconds(self.rows), blas=self.uses_blas)
             bits = operands.o.elements
             if isinstance(group.streams, Column):
                 scatter(group.streams.o, args, bits)
@@ -331,11 +338,13 @@ def compute_list(calls: Sequence[tuple[MhaCall, Arguments]]) -> None:
             call(args)
         return
     jobs: list[Job] = []
+    microseconds = 0.0
     for (call, args), (first, _), visible in zip(
         calls, written, visible_spans(written), strict=True
     ):
         jobs += call.jobs(args, [(start - first, stop - first) for start, stop in visible])
-    cores.run(jobs, blas=any(call.uses_blas for call, _ in calls))
+        microseconds += call.microseconds(sum(stop - start for start, stop in visible))
+    cores.run(jobs, microseconds, blas=any(call.uses_blas for call, _ in calls))
     for call, args in calls:
         call.wrote(args)
 

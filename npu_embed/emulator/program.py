@@ -14,6 +14,7 @@ from .flows import flow_words
 PDI_MAGIC = bytes.fromhex("DD00000044332211")
 PROGRAM_MAGIC = b"NPUEMBED"
 PROGRAM_FORMAT = 1
+MAX_CONSTANTS_BYTES = 1 << 16  # of JSON; a program has some hundreds
 MAX_RTP = 1 << 16  # no loop of a program runs more often
 MAX_ELEMS = 1 << 28  # of a run's operands and results: 1 GiB of float32
 
@@ -35,6 +36,11 @@ def read_constants(pdi: bytes) -> dict[str, Any]:
             'use device="npu"'
         )
     version, size = struct.unpack_from("<II", pdi, head)
+    if size > MAX_CONSTANTS_BYTES:
+        raise NoArrayProgram(
+            f"array program of {size} bytes, wanted at most {MAX_CONSTANTS_BYTES}; export the "
+            "bundle again"
+        )
     if version != PROGRAM_FORMAT or head + 8 + size > len(pdi):
         raise NoArrayProgram(
             f"array program format {version} of {size} bytes, wanted format {PROGRAM_FORMAT} "

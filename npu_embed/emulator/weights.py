@@ -12,6 +12,8 @@ from . import epilogues
 from .llvm import machine
 from .llvm.machine import Machine
 
+BLAS_SPEED = 100_000  # floating point operations a microsecond of a core
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -26,6 +28,11 @@ class Weights:
     columns: int
     tile: int
     bias: F32 | None
+
+    def microseconds(self, rows: int) -> float:
+        """What a product of so many rows takes one core, about."""
+        speed = self.way[0].flop_per_microsecond if isinstance(self.way, tuple) else BLAS_SPEED
+        return 2 * rows * self.k * self.columns / speed
 
     def compute(
         self,

@@ -46,6 +46,8 @@ from .xclbin_xml import parse_kernels
 _TABLE_BYTES = PREFIX.size + HEADER.size
 _MAX_NAME_BYTES = 256
 MAX_FILE_BYTES = 256 << 20  # real ones have a few megabytes
+MAX_METADATA_BYTES = 4 << 20  # of XML, whose elements take twenty times their text; real: some KB
+MAX_ITEMS = 1 << 16  # of all arrays of a section, and sections of a file; real ones have dozens
 _REMEDY = "the file is damaged, make or download it again."
 
 
@@ -60,6 +62,7 @@ class _Block:
         self.name = name
         self.data = data
         self._budget_bytes = len(data)
+        self._items = 0
 
     def unpack(self, layout: Struct, offset: int, what: str) -> tuple[Any, ...]:
         """The fields at `offset`."""
@@ -90,6 +93,12 @@ class _Block:
 
     def rows(self, layout: Struct, count: int, offset: int, what: str) -> Iterator[tuple[Any, ...]]:
         """The fields of `count` items at `offset`."""
+        self._items += max(0, count)
+        if self._items > MAX_ITEMS:
+            raise XclbinError(
+                f"{self.name}: {count} {what} make {self._items} items, wanted at most {MAX_ITEMS} "
+                f"in a section; {_REMEDY}"
+            )
         return layout.iter_unpack(self.array(count, offset, layout.size, what))
 
     def integers(self, code: str, count: int, offset: int, what: str) -> tuple[int, ...]:
@@ -167,6 +176,11 @@ def parse(data: bytes | bytearray | memoryview) -> Xclbin:
     ips = _parse_ips(blocks.get(IP_LAYOUT))
     connectivity = _parse_connectivity(blocks.get(CONNECTIVITY), len(ips), len(memories))
     metadata = blocks.get(EMBEDDED_METADATA)
+    if metadata and len(metadata.data) > MAX_METADATA_BYTES:
+        raise XclbinError(
+            f"{metadata.name}: {len(metadata.data)} bytes, wanted at most {MAX_METADATA_BYTES}; "
+            f"{_REMEDY}"
+        )
     kernels = parse_kernels(bytes(metadata.data)) if metadata else ()
     return Xclbin(
         uuid=str(uuid.UUID(bytes=own_uuid)),
@@ -189,6 +203,10 @@ def _parse_sections(view: memoryview, count: int) -> tuple[Section, ...]:
     if count > room:
         raise XclbinError(
             f"Invalid xclbin: {count} sections, the file has room for {room} headers; {_REMEDY}"
+        )
+    if count > MAX_ITEMS:
+        raise XclbinError(
+            f"Invalid xclbin: {count} sections, wanted at most {MAX_ITEMS}; {_REMEDY}"
         )
     table = view[_TABLE_BYTES : _TABLE_BYTES + count * SECTION.size]
     sections = []
@@ -250,18 +268,18 @@ def _connect(
     kernels: tuple[KernelInfo, ...], ips: tuple[Ip, ...], rows: tuple[tuple[int, int, int], ...]
 ) -> tuple[KernelInfo, ...]:
     """The kernels with each global argument's memories filled in."""
-    connections: dict[tuple[str, int], list[int]] = {}
+    found: dict[tuple[str, int], dict[int, None]] = {}
     for arg, ip, memory in rows:
         if ip < len(ips):
             kernel_name = ips[ip].name.partition(":")[0]
-            known = connections.setdefault((kernel_name, arg), [])
-            if memory not in known:
-                known.append(memory)
+            found.setdefault((kernel_name, arg), {})[memory] = None
+    # One tuple each, whatever the number of kernels of one name.
+    connections = {key: tuple(memories) for key, memories in found.items()}
     return tuple(
         replace(
             kernel,
             args=tuple(
-                replace(arg, connections=tuple(connections.get((kernel.name, arg.index), ())))
+                replace(arg, connections=connections.get((kernel.name, arg.index), ()))
                 if arg.qualifier == GLOBAL
                 else arg
                 for arg in kernel.args

@@ -220,7 +220,7 @@ def test_blocks_cover_a_product_once_at_tile_borders(
 ) -> None:
     monkeypatch.setattr(cores, "count", lambda: count)
     covered = np.zeros((rows, columns), int)
-    for top, bottom, left, right in cores.cut_product(rows, columns, 384, tile):
+    for top, bottom, left, right in cores.cut_product(rows, columns, tile, rows * columns / 100):
         assert left % tile == 0
         assert bottom - top <= cores.BLOCK_ROWS
         covered[top:bottom, left:right] += 1
@@ -231,11 +231,29 @@ def test_small_products_are_not_cut_and_large_ones_give_every_core_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cores, "count", lambda: 2)
-    assert len(cores.cut_product(16, 64, 64, 64)) == 1
-    assert len(cores.cut_product(16, 1536, 384, 64)) == 4
-    assert len(cores.cut_product(2048, 1536, 384, 64)) == 22
+    least = cores.LEAST_MICROSECONDS
+    assert len(cores.cut_product(16, 1536, 64, least)) == 1
+    assert len(cores.cut_product(16, 1536, 64, 4 * least)) == 4
+    assert len(cores.cut_product(2048, 1536, 64, 1000 * least)) == 22
     monkeypatch.setattr(cores, "count", lambda: 1)
-    assert len(cores.cut_product(16, 1536, 384, 64)) == 1
+    assert len(cores.cut_product(16, 1536, 64, 4 * least)) == 1
+
+
+@pytest.mark.usefixtures("two")
+def test_another_thread_is_woken_only_for_what_takes_longer_than_that() -> None:
+    threads: set[int] = set()
+    meet = threading.Barrier(2, timeout=30)
+
+    def job(scratch: Scratch) -> None:
+        threads.add(threading.get_ident())
+
+    cores.run([job] * 8, 1.9 * cores.LEAST_MICROSECONDS)
+    assert threads == {threading.get_ident()}
+
+    def together(scratch: Scratch) -> None:
+        meet.wait()  # which one thread would break
+
+    cores.run([together] * 2, 2 * cores.LEAST_MICROSECONDS)
 
 
 @pytest.mark.usefixtures("two")

@@ -214,7 +214,7 @@ def test_cutting_the_work_changes_no_result(epilogue: int, monkeypatch: pytest.M
     gemm = replace(PLAIN, epilogue=epilogue, chunks=3, n_blocks=(2, 1), bias=True)
     whole = Case(gemm).run()
     monkeypatch.setattr(cores, "count", lambda: 3)
-    monkeypatch.setattr(cores, "LEAST_FLOP", 1)
+    monkeypatch.setattr(cores, "LEAST_MICROSECONDS", 1e-6)
     for rows in (4, 4096):  # by rows and columns, by columns
         monkeypatch.setattr(cores, "BLOCK_ROWS", rows)
         cut = Case(gemm).run()

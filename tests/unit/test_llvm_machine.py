@@ -84,7 +84,8 @@ def sums(compiled: Machine, a: F32, b: U16) -> F32:
     m, n = len(a), b.shape[1]
     out, scratch = (np.zeros(m * n, np.uint16), 0, n), Scratch()
     compiled.gemm(row_buffer(a, 3), m, compiled.pack(b), n, None, epilogues.NONE, out, scratch)
-    return scratch.take("acc", (m, n)).copy()
+    found: F32 = scratch.take("acc", (m, n)).copy()
+    return found
 
 
 @pytest.mark.parametrize("k", [1, 64, 447, 448, 449, 500, 896, 1000, 1536])

@@ -71,6 +71,7 @@ class Machine:
             *(pointer, pointer, pointer, size),
         )
         self.columns = registers.columns
+        self.flop_per_microsecond = registers.flop_per_microsecond
         self._registers = registers
         self._gemm = gemm(engine.get_function_address("gemm"))
         self._attention = ctypes.CFUNCTYPE(None, pointer)(engine.get_function_address("attention"))
@@ -232,7 +233,13 @@ def _compile() -> Machine | None:
 
 
 def build(registers: Registers) -> Machine:
-    """The code for such registers, which this machine must have."""
+    """The code for such registers, which this machine must have.
+
+    Raises:
+        PermissionError: its kernel does not let tile registers be used.
+    """
+    if registers.tiles and not tile_permission.granted():
+        raise PermissionError("the kernel does not grant this process tile registers")
     import llvmlite
     import llvmlite.binding as llvm
 

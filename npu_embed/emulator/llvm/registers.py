@@ -42,6 +42,11 @@ class Registers:
         return TILE if self.tiles else 1
 
     @property
+    def flop_per_microsecond(self) -> int:
+        """What a core does of a GEMM, about."""
+        return 500_000 if self.tiles else 100_000
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Vectors of panels, the widest first, down to one."""
         return tuple(self.vectors >> i for i in range(self.vectors.bit_length()))
