@@ -14,7 +14,7 @@
 | NPU_EMBED_IDLE_RELEASE_MS | integer >= 0 | release the contexts when idle this long; 0: never |
 | NPU_EMBED_KERNELS | a folder | its xclbins and streams go before the bundle's of that name |
 | NPU_EMBED_API_KEY | text | what clients of `npu-embed serve` must send; default: nothing |
-| NPU_EMBED_COMPILED | auto, off | whether compiled kernels are used where numba is installed |
+| NPU_EMBED_COMPILED | auto, vectors, off | compiled code: all, none in tile registers, none |
 | NPU_EMBED_DEBUG | 0 to 4 | what is said on stderr of what the engine does; default 0 |
 | NPU_EMBED_TRACE | a file | where a trace of the process goes, for Perfetto; default: none |
 | NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
@@ -44,7 +44,7 @@ MemoryMode = Literal["strict", "loose"]
 DEVICES: tuple[DeviceName, ...] = ("auto", "npu", "emulated")
 PROFILES: tuple[ProfileName, ...] = ("npu2", "npu1")
 RUNLISTS = ("auto", "on", "off")
-COMPILED = ("auto", "off")
+COMPILED = ("auto", "vectors", "off")
 VERIFY = ("auto", "startup", "always", "never")
 MEMORY_MODES: tuple[MemoryMode, ...] = ("strict", "loose")
 
@@ -172,7 +172,7 @@ def api_key() -> str | None:
 
 
 def compiled() -> str:
-    """Whether compiled kernels are used where numba is installed."""
+    """What compiled code is used, where numba or llvmlite is installed."""
     return _choice("NPU_EMBED_COMPILED", "setting of compiled kernels", COMPILED, COMPILED[0])
 
 

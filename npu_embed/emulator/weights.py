@@ -31,7 +31,11 @@ class Weights:
 
     def microseconds(self, rows: int) -> float:
         """What a product of so many rows takes one core, about."""
-        speed = self.way[0].flop_per_microsecond if isinstance(self.way, tuple) else BLAS_SPEED
+        speed = (
+            self.way[0].registers.flop_per_microsecond
+            if isinstance(self.way, tuple)
+            else BLAS_SPEED
+        )
         return 2 * rows * self.k * self.columns / speed
 
     def compute(

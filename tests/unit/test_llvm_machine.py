@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from npu_embed.emulator import epilogues
 from npu_embed.emulator.heads import Heads
 from npu_embed.emulator.llvm import machine, tile_permission
 from npu_embed.emulator.llvm.machine import Attention, Machine
-from npu_embed.emulator.llvm.registers import REGISTERS
+from npu_embed.emulator.llvm.registers import REGISTERS, Registers
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: nothing is compiled")
 
@@ -348,6 +349,31 @@ def test_attention_of_what_is_not_in_its_buffers_is_refused(compiled: Machine) -
 
 
 # -- loading ------------------------------------------------------------------------------------
+
+
+def test_tile_registers_are_not_used_where_they_are_not_wanted_or_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded() -> Registers | None:
+        monkeypatch.setattr(machine, "_loader", machine._Loader())
+        found = machine.load()
+        return None if found is None else found.registers
+
+    monkeypatch.setattr(machine, "build", lambda registers: SimpleNamespace(registers=registers))
+    features = dict.fromkeys(REGISTERS, True)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(tile_permission, "granted", lambda: True)
+    monkeypatch.setenv("NPU_EMBED_COMPILED", "auto")
+    assert loaded() == REGISTERS["amx-bf16"]
+    monkeypatch.setenv("NPU_EMBED_COMPILED", "vectors")
+    assert loaded() == REGISTERS["avx512f"]
+    monkeypatch.setenv("NPU_EMBED_COMPILED", "auto")
+    monkeypatch.setattr(tile_permission, "granted", lambda: False)
+    assert loaded() == REGISTERS["avx512f"]
+    features["avx512f"] = False
+    assert loaded() == REGISTERS["fma"]
+    features["fma"] = False
+    assert loaded() is None
 
 
 def test_nothing_is_compiled_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

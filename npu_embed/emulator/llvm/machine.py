@@ -70,9 +70,8 @@ class Machine:
             *(pointer, size, size, pointer, size, pointer, size),
             *(pointer, pointer, pointer, size),
         )
+        self.registers = registers
         self.columns = registers.columns
-        self.flop_per_microsecond = registers.flop_per_microsecond
-        self._registers = registers
         self._gemm = gemm(engine.get_function_address("gemm"))
         self._attention = ctypes.CFUNCTYPE(None, pointer)(engine.get_function_address("attention"))
         self._engine = engine  # owns the machine code
@@ -84,13 +83,13 @@ class Machine:
         panel's bits are those of [K / 2, columns, 2].
         """
         k = len(b)
-        together = PAIR if self._registers.tiles else 1
+        together = PAIR if self.registers.tiles else 1
         panels = b.reshape(k // together, together, -1, self.columns).transpose(2, 0, 3, 1)
         return np.ascontiguousarray(panels).reshape(-1, k, self.columns)
 
     def fits(self, k: int, tile: int) -> bool:
         """Whether it multiplies by B [K, N], in whole tiles of columns, in GeGLU pairs or not."""
-        return k % self._registers.step == 0 and tile % max(self.columns, 2 * LANES) == 0
+        return k % self.registers.step == 0 and tile % max(self.columns, 2 * LANES) == 0
 
     def gemm(
         self,
@@ -126,7 +125,7 @@ class Machine:
         ):
             raise ValueError(f"gemm: {rows} rows, panels {panels.shape}, tile {tile}: do not fit")
         ends = _slices(k)
-        room = -(-rows // self._registers.row_step) * self._registers.row_step
+        room = -(-rows // self.registers.row_step) * self.registers.row_step
         work = scratch.take("a", (room, k)), scratch.take("acc", (room, tile))
         self._gemm(
             *(address(a[0]) + 2 * a[1], a[2], rows, k),
@@ -224,7 +223,11 @@ def _compile() -> Machine | None:
     try:
         features = llvm.get_host_cpu_features()
         for name, registers in REGISTERS.items():
-            if features.get(name) and (not registers.tiles or tile_permission.granted()):
+            if registers.tiles and (
+                settings.compiled() == "vectors" or not tile_permission.granted()
+            ):
+                continue
+            if features.get(name):
                 return build(registers)
         log.debug("the emulated array is computed by numpy: no registers known here")
     except Exception:
