@@ -7,8 +7,8 @@ their numpy versions until `kernels` is there, or for ever where numba is not in
 
 Both give the same bits: the compiled loops do the same float32 operations in the same order (no
 contraction, no reassociation; see `lanes`), and exp, which numpy computes fast and in its own way,
-is left to it in both. Matrix products with weights are compiled from the start, without numba
-(`product`). So no vector depends on when loading ended.
+is left to it in both. So no vector depends on when loading ended. The emulated array's code is not
+numba's: emulator.llvm.
 """
 
 from __future__ import annotations
