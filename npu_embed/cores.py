@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf, prod
 from typing import Any
 
@@ -104,6 +104,33 @@ class _Own(threading.local):
         self.scratch = Scratch()
 
 
+class _Helper:
+    """What another thread does of a caller's jobs, if it begins before the caller is done."""
+
+    def __init__(self, waiting: Iterator[Job]) -> None:
+        self._waiting = waiting
+        self._begin = threading.Lock()  # taken once: by who begins, or by who wants it no more
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+
+    def __call__(self) -> None:
+        if self._begin.acquire(blocking=False):
+            try:
+                _work(self._waiting)
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._ended.set()
+
+    def settle(self) -> BaseException | None:
+        """Its error once it has ended; one that has not begun never will, and is not waited for."""
+        if self._begin.acquire(blocking=False):
+            return None
+        self._ended.wait()
+        error, self._error = self._error, None  # whose traceback has this helper
+        return error
+
+
 class _Threads:
     """The threads that help callers with their jobs."""
 
@@ -112,21 +139,24 @@ class _Threads:
         self._pool: ThreadPoolExecutor | None = None
         self._size = 0
 
-    def start(self, count: int, waiting: Iterator[Job]) -> list[Future[None]]:
-        """As many threads, doing jobs; fewer where no more can be had, none at Python's end."""
+    def start(self, count: int, waiting: Iterator[Job]) -> list[_Helper]:
+        """So many helpers; fewer where no more threads can be had, none at Python's end."""
+        helpers: list[_Helper] = []
         if count < 1:
-            return []
+            return helpers
         with self._lock:
             if self._pool is None or self._size < count:
                 self._pool = ThreadPoolExecutor(count, thread_name_prefix="npu_embed-cores")
                 self._size = count
-            started: list[Future[None]] = []
             try:
                 for _ in range(count):
-                    started.append(self._pool.submit(_work, waiting))
-            except RuntimeError:  # those that did start are to be waited for
+                    # Before it is submitted: where its thread cannot start it stays in the queue,
+                    # and another thread may come to it.
+                    helpers.append(_Helper(waiting))
+                    self._pool.submit(helpers[-1])
+            except RuntimeError:
                 pass
-            return started
+            return helpers
 
     def after_fork(self) -> None:
         """In a child: a fork takes no threads along."""
@@ -141,8 +171,9 @@ def count() -> int:
 
 def worth(microseconds: float) -> int:
     """How many threads so much work of one core is worth."""
-    most = microseconds // LEAST_MICROSECONDS
-    return 1 if most < 2 else int(min(count(), most))  # asking for the count takes 5 us
+    if microseconds < 2 * LEAST_MICROSECONDS:
+        return 1  # asking for the count takes 5 us
+    return count() if microseconds == inf else min(count(), int(microseconds // LEAST_MICROSECONDS))
 
 
 def run(jobs: Sequence[Job], microseconds: float = inf, *, blas: bool = False) -> None:
@@ -161,15 +192,13 @@ def run(jobs: Sequence[Job], microseconds: float = inf, *, blas: bool = False) -
         finally:
             for _ in waiting:  # after an error nobody starts another job
                 pass
-            # Those that help another caller, and have not begun, are not waited for.
-            begun = [helper for helper in helpers if not helper.cancel()]
-            errors = [helper.exception() for helper in begun]
+            errors = [helper.settle() for helper in helpers]
     for error in filter(None, errors):
         try:
             raise error
         finally:
             # Its traceback has this frame: a cycle that would keep the jobs' buffers.
-            del error, errors, begun, helpers
+            del error, errors, helpers
 
 
 def _work(waiting: Iterator[Job]) -> None:
@@ -178,6 +207,11 @@ def _work(waiting: Iterator[Job]) -> None:
     with np.errstate(all="ignore"):
         for job in waiting:
             job(scratch)
+
+
+def one_blas_thread() -> AbstractContextManager[None]:
+    """Hold BLAS at one thread; for a job that may use it where run() was not told so."""
+    return _blas.single()
 
 
 _own = _Own()

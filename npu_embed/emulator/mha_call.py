@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import cores
 from ..bf16 import F32
-from ..cores import Job, Scratch
+from ..cores import Job, Scratch, one_blas_thread
 from .dma import Piece
 from .flows import Arguments, View, collapse, gather, scatter, split_dims, spread, view
 from .heads import Heads
@@ -270,17 +270,18 @@ class MhaCall:
                 compiled.attend(of, scratch)
                 continue
             step = max(1, SCORE_ELEMS // (share * (stop - start) * padded(high - low) or 1))
-            for at in range(0, kv_heads, step):
-                some = min(step, kv_heads - at)
-                self._attend_heads(
-                    operands,
-                    (head + at * share, some * share),
-                    (kv_head + at, some),
-                    part,
-                    (low, high),
-                    window,
-                    scratch,
-                )
+            with one_blas_thread():
+                for at in range(0, kv_heads, step):
+                    some = min(step, kv_heads - at)
+                    self._attend_heads(
+                        operands,
+                        (head + at * share, some * share),
+                        (kv_head + at, some),
+                        part,
+                        (low, high),
+                        window,
+                        scratch,
+                    )
 
     def _attend_heads(
         self,

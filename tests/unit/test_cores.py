@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import threading
 import time
@@ -173,6 +174,41 @@ def test_where_a_thread_cannot_start_those_that_did_are_waited_for(
     assert len(done) == 4
 
 
+def test_a_helper_without_a_thread_of_its_own_is_waited_for_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, begun, refused = threading.Thread.start, threading.Event(), threading.Event()
+
+    def only_one(thread: threading.Thread) -> None:
+        if begun.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        begun.set()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    monkeypatch.setattr(cores, "_threads", cores._Threads())
+    monkeypatch.setattr(cores, "count", lambda: 3)
+    caller, failed, taken = threading.get_ident(), threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def job(scratch: Scratch) -> None:
+        if threading.get_ident() == caller:
+            assert taken.wait(30)
+        elif not failed.is_set():
+            failed.set()
+            assert refused.wait(30)
+            raise MemoryError("no more")  # its thread comes to the helper that found none
+        else:
+            taken.set()
+            time.sleep(0.1)
+            ended.append("helped")
+
+    with pytest.raises(MemoryError, match="no more"):
+        cores.run([job] * 3)
+    assert ended == ["helped"]
+
+
 def test_an_error_of_another_thread_keeps_no_job_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "count", lambda: 2)
     caller, failed = threading.get_ident(), threading.Event()
@@ -237,6 +273,13 @@ def test_small_products_are_not_cut_and_large_ones_give_every_core_some(
     assert len(cores.cut_product(2048, 1536, 64, 1000 * least)) == 22
     monkeypatch.setattr(cores, "count", lambda: 1)
     assert len(cores.cut_product(16, 1536, 64, 4 * least)) == 1
+
+
+@pytest.mark.usefixtures("two")
+def test_work_of_unknown_length_is_worth_all_threads() -> None:
+    assert cores.worth(math.inf) == 2
+    assert cores.worth(0.0) == 1
+    assert cores.worth(1e12) == 2
 
 
 @pytest.mark.usefixtures("two")

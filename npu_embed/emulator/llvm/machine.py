@@ -3,8 +3,9 @@
 BLAS packs B anew at each product, which for a short text's few rows costs more than the arithmetic;
 here it is packed once, in bfloat16, into panels of as many columns as the registers hold of some
 rows of C: [panel][k][column]. An element's bits depend on its row of A and its column of B alone:
-not on the other rows, nor on how wide a machine's registers are. The slices that K is summed in are
-those of OpenBLAS on AVX-512 machines: there a product's bits are numpy's too.
+not on the other rows, nor on how wide a machine's vector registers are. The slices that K is summed
+in are those of OpenBLAS on AVX-512 machines: there a product by vector registers has numpy's bits.
+Tile registers sum in an order of their own.
 
 numba, which the host's loops are compiled by, would do, but takes half a second to import and comes
 in the middle of a process' work; the first text's products are to be the same as the last's.
@@ -196,7 +197,7 @@ class _Loader:
     """Compiles at most once in a process, whoever asks first."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.done = False
         self.machine: Machine | None = None
 
@@ -230,6 +231,8 @@ def _compile() -> Machine | None:
             if features.get(name):
                 return build(registers)
         log.debug("the emulated array is computed by numpy: no registers known here")
+    except MemoryError:
+        raise  # of the moment: the next call may have some
     except Exception:
         log.warning("LLVM cannot compile here; computing with numpy", exc_info=True)
     return None
@@ -269,10 +272,22 @@ def build(registers: Registers) -> Machine:
     return Machine(registers, engine)
 
 
-def _after_fork() -> None:
-    """In a child: the lock may be held by a thread of the parent's."""
-    _loader.lock = threading.Lock()
+def _before_fork() -> None:
+    """Let loading end first: a child would wait for ever for locks of LLVM's and of imports'."""
+    _loader.lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _loader.lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _loader.lock = threading.RLock()  # a lock is its thread's, and that has another number here
 
 
 _loader = _Loader()
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -135,20 +135,20 @@ def between(b: Any, first: Any, low: Any, high: Any) -> Any:
 def exp2(b: Any, x: Any, fma: Any) -> Any:
     """2^x; 0 below 2^-126, infinity from 2^127.5 on, NaN of NaN."""
     x = b.select(b.fcmp_ordered(">", x, constant(_HIGHEST)), constant(_HIGHEST), x)
-    tiny = b.fcmp_ordered("<", x, constant(_LOWEST))
-    return b.select(tiny, constant(0.0), exp2_of_negative(b, x, fma))
+    return exp2_of_negative(b, x, fma)
 
 
 def exp2_of_negative(b: Any, x: Any, fma: Any) -> Any:
-    """2^x of x up to 0; 2^-126 below -126, NaN of NaN."""
-    x = b.select(b.fcmp_ordered("<", x, constant(_LOWEST)), constant(_LOWEST), x)
+    """2^x of x up to 0; 0 below 2^-126, NaN of NaN."""
+    tiny = b.fcmp_ordered("<", x, constant(_LOWEST))
+    x = b.select(tiny, constant(_LOWEST), x)
     shifted = b.fadd(x, constant(_ROUNDER))
     f = b.fsub(x, b.fsub(shifted, constant(_ROUNDER)))
     whole = b.add(b.shl(b.bitcast(shifted, _WORDS), words(23)), words(127 << 23))
     p = constant(_EXP2[0])
     for coefficient in (*_EXP2[1:], 1.0):
         p = b.call(fma, [p, f, constant(coefficient)])
-    return b.fmul(p, b.bitcast(whole, VECTOR))
+    return b.select(tiny, constant(0.0), b.fmul(p, b.bitcast(whole, VECTOR)))
 
 
 def gelu_erf(b: Any, x: Any) -> Any:
