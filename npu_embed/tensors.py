@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import BundleError
+from .jsontext import check_values
 from .manifest import bundle_path
 from .records import parse_int, parse_records, read_limited, shown
 
@@ -293,6 +294,7 @@ def _json_object(text: bytes, file: str, action: str) -> dict[str, Any]:
             made[name] = value
         return made
 
+    check_values(f"{file}: the header", text, action)
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as exc:

@@ -16,14 +16,16 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_embed import DeviceBad, Embedder
+from npu_embed import DeviceBad, Embedder, jit
 from npu_embed.emulator.faults import parse
+from npu_embed.emulator.llvm import machine
 
 FEWEST_ROUNDS = 3
 PACK_ROWS = 256
@@ -47,10 +49,20 @@ class Worker:
             [" ".join(self.choose.choices(WORDS, k=n)) for n in lengths] for lengths in LENGTHS
         ]
         self.first: dict[str, str] = {}
+        self.compared = 0
+        self.faults: Counter[str] = Counter()  # that struck
         self.pictures = Embedder(images, "emulated")
+
+    def plan_faults(self, engine: Embedder, faults: str) -> None:
+        """Faults of an engine's own device, in the place of those that were planned."""
+        device: Any = engine._session.device
+        if device._npu.faults is not None:
+            self.faults += device._npu.faults.struck
+        device._npu.plan_faults(parse(faults) if faults else ())
 
     def check(self, key: str, vectors: NDArray[np.float32]) -> None:
         """The bits are those of the first time."""
+        self.compared += 1
         digest = hashlib.sha256(vectors.tobytes()).hexdigest()
         if self.first.setdefault(key, digest) != digest:
             raise AssertionError(f"call {key}: other bits than at first")
@@ -71,7 +83,7 @@ class Worker:
         self.choose.shuffle(jobs)
         for engine, key in jobs:
             fault, at = self.choose.choice([*FAULTS, *NO_FAULT]), self.choose.randint(1, 9)
-            plan_faults(engine, f"{fault}@{at}" if fault else "")
+            self.plan_faults(engine, f"{fault}@{at}" if fault else "")
             if self.choose.random() < 0.1:
                 engine.release()
             if engine is texts:
@@ -83,7 +95,7 @@ class Worker:
 
     def with_a_bad_device(self, texts: Embedder) -> None:
         """A device that aborts everything is told, and released it is as before."""
-        plan_faults(texts, "abort@3+")
+        self.plan_faults(texts, "abort@3+")
         try:
             texts.embed(self.calls[6])
         except DeviceBad:
@@ -143,19 +155,13 @@ class Worker:
             self.with_faults(texts)
             self.with_a_bad_device(texts)
             for engine in (texts, self.pictures):
-                plan_faults(engine, "")
+                self.plan_faults(engine, "")
             self.in_threads(texts)
             for engine in (texts, self.pictures):
                 engine.release()  # what waits for a child gives no slot up to it
             self.in_a_child()
             self.without_close()
             return texts.stats.rebuilds
-
-
-def plan_faults(engine: Embedder, faults: str) -> None:
-    """Faults of an engine's own device, in the place of those that were planned."""
-    device: Any = engine._session.device
-    device._npu.plan_faults(parse(faults) if faults else ())
 
 
 def memory_kib() -> int:
@@ -170,6 +176,8 @@ def main() -> None:
     # Whoever runs the tests in the background has it ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     bundle, images, seconds, seed = sys.argv[1:]
+    # Where compiled code is wanted, all of it is there from the first call on, and its memory.
+    compiled = jit.load() and machine.load() is not None
     worker = Worker(bundle, images, int(seed))
     samples: list[tuple[int, int, int]] = []
     rebuilds = 0
@@ -178,7 +186,14 @@ def main() -> None:
         rebuilds += worker.round()
         memory = memory_kib()
         samples.append((memory, len(os.listdir("/proc/self/fd")), threading.active_count()))
-    found = {"samples": samples, "rebuilds": rebuilds, "calls": len(worker.first)}
+    found = {
+        "samples": samples,
+        "rebuilds": rebuilds,
+        "calls": len(worker.first),
+        "compared": worker.compared,
+        "faults": worker.faults,
+        "compiled": compiled,
+    }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     while True:  # until Ctrl-C, with everything open

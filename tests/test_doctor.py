@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from commandline import run
-from faked_machines import DriverSays, Faked
+from faked_machines import ALL_NAMES, WORKING, DriverSays, Faked
 
 from npu_embed.doctor import Finding, examination, examine
 from npu_embed.doctor.child import run_in_child
 from npu_embed.doctor.machine import Machine
 from npu_embed.doctor.probe import PyxrtProbe
-from npu_embed.errors import SettingError
+from npu_embed.errors import FetchError, SettingError
 from npu_embed.manifest import sha256_file
 
 ROOT = Path(__file__).parent.parent
@@ -210,31 +210,109 @@ def test_on_a_whole_machine_only_our_own_kernels_keep_off_the_npu(
     assert problems(found) == {"runs": ("FAIL", "array-programs")}
 
 
-@pytest.mark.usefixtures("unread")
-def test_a_full_npu_whose_driver_is_fine_only_warns(faked: Faked, tiny_bundle: Path) -> None:
-    machine = replace(faked.whole().machine(), query=DriverSays(limit=2, pids=(1, 1)))
-    assert problems(examine(tiny_bundle, machine=machine))["slots"] == ("WARN", "full")
+def with_pyxrt(faked: Faked, probe: PyxrtProbe) -> Machine:
+    return replace(faked.whole().machine(), pyxrt=lambda: probe)
 
 
-@pytest.mark.parametrize(
-    ("break_it", "wanted"),
-    [
-        (lambda m: replace(m, pyxrt=lambda: NO_PYXRT), {"pyxrt": "missing"}),
-        (lambda m: replace(m, usable=lambda _: False), {"node": "not-in-group"}),
-        (lambda m: replace(m, memlock=(8 << 20, 8 << 20)), {"memlock": "too-small"}),
-    ],
+def without(name: str) -> PyxrtProbe:
+    return replace(WORKING, names=ALL_NAMES - {name})
+
+
+def no_node(faked: Faked) -> Machine:
+    faked.whole()
+    (faked.root / "dev/accel/accel0").unlink()
+    return faked.machine()
+
+
+def firmware_disagrees(faked: Faked) -> Machine:
+    faked.pci(firmware=None)
+    faked.driver()
+    faked.node()
+    faked.xrt()
+    said = "amdxdna 0000:c5:00.1: aie2_check_protocol: Incompatible firmware protocol major 7"
+    return replace(faked.machine(), kernel_log=lambda: said)
+
+
+def no_plugin(faked: Faked) -> Machine:
+    faked.pci()
+    faked.driver()
+    faked.node()
+    faked.xrt(plugin=None)
+    return faked.machine()
+
+
+OTHER_PYTHON = PyxrtProbe(
+    "import",
+    "ImportError",
+    "Python version mismatch: module was compiled for Python 3.12, but the interpreter version is "
+    "incompatible: 3.11.7.",
+    module="pyxrt",
 )
+# What can be wrong with a machine that has an NPU -> what the doctor says of it, and of no other.
+BROKEN: dict[str, tuple[Callable[[Faked], Machine], tuple[str, str, str]]] = {
+    "no pyxrt": (lambda f: with_pyxrt(f, NO_PYXRT), ("pyxrt", "FAIL", "missing")),
+    "pyxrt for another Python": (
+        lambda f: with_pyxrt(f, OTHER_PYTHON),
+        ("pyxrt", "FAIL", "other-python"),
+    ),
+    "pyxrt without hw_context": (
+        lambda f: with_pyxrt(f, without("hw_context")),
+        ("pyxrt", "FAIL", "too-old"),
+    ),
+    "pyxrt without runlist": (
+        lambda f: with_pyxrt(f, without("runlist")),
+        ("pyxrt", "WARN", "no-runlist"),
+    ),
+    "XRT without its plugin": (no_plugin, ("xrt", "FAIL", "no-plugin")),
+    "no /dev/accel": (no_node, ("node", "FAIL", "missing")),
+    "no permission": (
+        lambda f: replace(f.whole().machine(), usable=lambda _: False),
+        ("node", "FAIL", "not-in-group"),
+    ),
+    "memlock 8 MiB": (
+        lambda f: replace(f.whole().machine(), memlock=(8 << 20, 8 << 20)),
+        ("memlock", "FAIL", "too-small"),
+    ),
+    "driver and firmware disagree": (firmware_disagrees, ("firmware", "FAIL", "disagrees")),
+    "slots held by another process": (
+        lambda f: replace(f.whole().machine(), query=DriverSays(limit=2, pids=(1, 1))),
+        ("slots", "WARN", "full"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.usefixtures("unread")
-def test_what_is_wrong_with_an_npu_that_is_there_fails(
-    faked: Faked,
-    tiny_bundle: Path,
-    break_it: Callable[[Machine], Machine],
-    wanted: dict[str, str],
+def test_what_is_wrong_with_an_npu_that_is_there_is_told_apart_with_what_to_do(
+    faked: Faked, tiny_bundle: Path, what: str
 ) -> None:
-    found = list(examine(tiny_bundle, machine=break_it(faked.whole().machine())))
-    failed = {f.check: f.situation for f in found if f.status == "FAIL"}
-    assert failed == wanted
+    break_it, wanted = BROKEN[what]
+    found = list(examine(tiny_bundle, machine=break_it(faked)))
+    # That our own kernels keep off the NPU is said as well, wherever it could be used.
+    wrong = [f for f in found if f.status != "PASS" and f.check != "runs"]
+    assert [(f.check, f.status, f.situation) for f in wrong] == [wanted]
+    assert wrong[0].wanted
+    assert wrong[0].action
     assert {"gemm", "mha", "target"} <= set(checks(found))  # the emulated one runs all the same
+
+
+def test_no_two_of_these_are_told_alike() -> None:
+    assert len({told for _, told in BROKEN.values()}) == len(BROKEN)
+
+
+# Recipes
+
+
+def test_a_recipe_that_is_damaged_ends_the_examination(
+    faked: Faked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(name: str) -> object:
+        raise FetchError(f"{name}.recipe: no url, wanted one; install npu-embed anew.")
+
+    monkeypatch.setattr("npu_embed.fetch.read_recipe", damaged)
+    *_, last = examine(machine=faked.machine())
+    assert (last.check, last.status, last.situation) == ("bundle", "FAIL", "no-recipe")
+    assert last.found == "minilm.recipe: no url, wanted one; install npu-embed anew"
 
 
 # Runs on an NPU, which is the emulated one under another name

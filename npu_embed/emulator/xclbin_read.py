@@ -93,13 +93,14 @@ class _Block:
 
     def rows(self, layout: Struct, count: int, offset: int, what: str) -> Iterator[tuple[Any, ...]]:
         """The fields of `count` items at `offset`."""
-        self._items += max(0, count)
+        items = self.array(count, offset, layout.size, what)
+        self._items += count
         if self._items > MAX_ITEMS:
             raise XclbinError(
-                f"{self.name}: {count} {what} make {self._items} items, wanted at most {MAX_ITEMS} "
-                f"in a section; {_REMEDY}"
+                f"{self.name}: {self._items} items with the {what}, wanted at most {MAX_ITEMS}; "
+                f"{_REMEDY}"
             )
-        return layout.iter_unpack(self.array(count, offset, layout.size, what))
+        return layout.iter_unpack(items)
 
     def integers(self, code: str, count: int, offset: int, what: str) -> tuple[int, ...]:
         """`count` integers of the struct code at `offset`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BundleError
+from ..jsontext import check_values
 
 MAX_JSON_BYTES = 64 << 20
 MAX_INTEGER = 2**31 - 1  # where nothing else bounds it
@@ -40,6 +41,7 @@ def load_json(path: Path, name: str) -> object:
         ) from error
     if len(data) > MAX_JSON_BYTES:
         raise BundleError(f"{name}: over {MAX_JSON_BYTES} bytes, wanted JSON of a sane size.")
+    check_values(name, data, "download the checkpoint again")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -477,6 +477,19 @@ def test_a_fifo_is_refused_and_not_waited_for(checkpoint: Path, file: str) -> No
         open_checkpoint(checkpoint)
 
 
+@pytest.mark.parametrize("file", ["config.json", "modules.json", "tokenizer.json"])
+def test_a_file_larger_than_any_of_its_kind_is_refused(checkpoint: Path, file: str) -> None:
+    os.truncate(checkpoint / file, 1 << 40)
+    with pytest.raises(BundleError, match=rf"{file}: over 67108864 bytes, wanted JSON of a sane"):
+        open_checkpoint(checkpoint)
+
+
+def test_more_values_than_any_file_has_are_refused_before_they_are_read(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text('{"a": [' + "[]," * 2_000_000 + "0]}")
+    with pytest.raises(BundleError, match=r"config\.json: \d+ JSON values, wanted at most 4000000"):
+        open_checkpoint(checkpoint)
+
+
 def test_a_model_of_a_million_layers_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     edit_json(checkpoint / "config.json", num_hidden_layers=1025)
     wanted = r"config.json: num_hidden_layers 1025, wanted an integer 1 to 1024"

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzz.mutate import mutated
-from fuzz.targets import EMBED_FILES
+from fuzz.targets import EMBED_FILES, check_named
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import npu_embed
-from npu_embed.errors import NpuEmbedError
+from npu_embed.errors import BundleError, NpuEmbedError
 
 TEXT = "two cats"  # 4 tokens: the shortest streams are run
 
@@ -31,11 +31,13 @@ def victim(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(bundle: Path) -> str:
-    """ "vector", or the name of the error; anything else is raised."""
+    """ "vector", or the name of the error, which names a file; anything else is raised."""
     try:
         with npu_embed.Embedder(bundle, device="emulated") as embedder:
             vector = embedder.embed(TEXT)
     except NpuEmbedError as error:
+        if isinstance(error, BundleError):
+            check_named(bundle, error)
         return type(error).__name__
     assert np.isfinite(vector).all()
     return "vector"
@@ -93,6 +95,10 @@ def _noops(count: int) -> bytes:
     return header.tobytes() + np.full(count, 5, "<u4").tobytes()
 
 
+def _headed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
 def _hostile(bundle: Path, folder: Path) -> Iterator[tuple[Path, str, str]]:
     """(bundle, what its error names, what it says) of each kind of greed."""
     manifest = (bundle / "manifest.txt").read_text(encoding="utf-8")
@@ -113,18 +119,18 @@ def _hostile(bundle: Path, folder: Path) -> Iterator[tuple[Path, str, str]]:
         assert old in manifest
         (path / "manifest.txt").write_text(manifest.replace(old, new), encoding="utf-8")
         yield path, place, says
-    contents = {
-        "kernels/qkv_r16.insts.bin": (_noops((16 << 20) // 4 - 4), "wanted at most 524288"),
-        "manifest.txt": (b"version 1\n" + b"x y\n" * 4_000_000, "more than 200000 records"),
-        "tensors.safetensors": (
-            (16 << 20).to_bytes(8, "little") + b"[" * (16 << 20),
-            "the header is not JSON",
-        ),
-        "tokenizer.json": (b"[" * (32 << 20), "wanted a tokenizer"),
-        "kernels/gemm.xclbin": (b"xclbin2\0" + bytes(32 << 20), "no xclbin"),
-    }
-    for file, (content, says) in contents.items():
-        path = _copy(bundle, folder / Path(file).name)
+    deep, wide = b"[" * (3 << 20), b"[" + b"[]," * (5 << 20) + b"0]"
+    contents = (
+        ("kernels/qkv_r16.insts.bin", _noops((16 << 20) // 4 - 4), "wanted at most 524288"),
+        ("manifest.txt", b"version 1\n" + b"x y\n" * 4_000_000, "more than 200000 records"),
+        ("tensors.safetensors", _headed(deep), "the header is not JSON"),
+        ("tensors.safetensors", _headed(wide), "the header: 10485762 JSON values, wanted at most"),
+        ("tokenizer.json", deep, "wanted a tokenizer"),
+        ("tokenizer.json", b'{"model": ' + b"[]," * (16 << 20), "JSON values, wanted at most"),
+        ("kernels/gemm.xclbin", b"xclbin2\0" + bytes(32 << 20), "no xclbin"),
+    )
+    for n, (file, content, says) in enumerate(contents):
+        path = _copy(bundle, folder / f"{n}-{Path(file).name}")
         (path / file).write_bytes(content)
         yield path, Path(file).name, says
     for file, says in {

@@ -47,7 +47,8 @@ def test_a_pdi_names_its_program() -> None:
         (MAGIC + struct.pack("<II", 1, 2) + b"{x", "not JSON"),
         (MAGIC + struct.pack("<II", 1, 2) + b"\xff\xfe", "not JSON"),
         (MAGIC + struct.pack("<II", 1, 2) + b"[]", "no JSON object"),
-        (MAGIC + struct.pack("<II", 1, 200_000) + b"[" * 200_000, "not JSON"),
+        (MAGIC + struct.pack("<II", 1, 60_000) + b"[" * 60_000, "not JSON"),
+        (MAGIC + struct.pack("<II", 1, 65_537) + bytes(65_537), "of 65537 bytes, wanted at most"),
     ],
 )
 def test_what_names_no_array_program_is_refused(image: bytes, says: str) -> None:

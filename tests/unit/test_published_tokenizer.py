@@ -175,6 +175,14 @@ def test_records_that_contradict_the_tables_are_refused(
         read(tmp_path, manifest)
 
 
+def test_added_tokens_far_apart_are_refused_before_room_is_made_for_them(tmp_path: Path) -> None:
+    """Each is near enough to the one before, the last of many would be billions away."""
+    last = len(all_pieces()) - 1
+    more = "".join(f"added {last + 60_000 * n} {hex_text(f'x{n}')}\n" for n in (1, 2))
+    with pytest.raises(BundleError, match=f"'{last + 120_000}', wanted an integer 0 to 66936"):
+        read(tmp_path, PARAMS + more)
+
+
 # --- the exporter --------------------------------------------------------------------------------
 
 

@@ -306,6 +306,16 @@ def test_a_damaged_file_is_refused_with_the_tensor_at_fault(
     assert len(str(info.value)) < 500
 
 
+def test_more_values_than_any_header_has_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    content = packed(b"[" + b"[]," * 2_000_000 + b"0]")
+    (tmp_path / "tensors.safetensors").write_bytes(content)
+    wanted = (
+        "tensors.safetensors: the header: 4000002 JSON values, wanted at most 4000000; re-export"
+    )
+    with pytest.raises(BundleError, match=wanted):
+        open_tensors(tmp_path)
+
+
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=6))
 def test_a_file_with_changed_bytes_is_read_or_a_bundle_error(

@@ -295,6 +295,25 @@ def test_merges_of_continuing_pieces_are_let_through(
     Tokenizer.from_file(path, max_tokens=MAX)
 
 
+@pytest.mark.parametrize("letter", ["\\u005f", "\\u005F"])
+def test_a_prefix_under_an_escaped_key_is_seen(tmp_path: Path, letter: str) -> None:
+    path = changed(tmp_path, added_tokens=[], model=bpe("##", ["a b"]))
+    written = path.read_text("utf-8")
+    assert "continuing_subword" in written
+    path.write_text(written.replace("continuing_subword", f"continuing{letter}subword"), "utf-8")
+    with pytest.raises(BundleError, match=r"merge of 'b', wanted .*continuing_subword_prefix '##'"):
+        Tokenizer.from_file(path, max_tokens=MAX)
+
+
+def test_more_values_than_any_tokenizer_has_are_refused_before_they_are_read(
+    tmp_path: Path,
+) -> None:
+    path = changed(tmp_path, model=["@"])
+    path.write_text(path.read_text("utf-8").replace('"@"', "[]," * 2_000_000 + "0"), "utf-8")
+    with pytest.raises(BundleError, match=r"^tokenizer\.json: \d+ JSON values, wanted at most"):
+        Tokenizer.from_file(path, max_tokens=MAX)
+
+
 def test_a_key_for_the_second_time_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(FILE.read_text("utf-8").replace('"model"', '"model": {}, "model"', 1), "utf-8")

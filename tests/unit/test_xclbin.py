@@ -1,5 +1,6 @@
 import os
 import struct
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -351,6 +352,59 @@ def test_many_images_over_the_same_bytes_do_not_unfold() -> None:
         struct.pack_into("<II", data, 184 + 96 * i + 16, len(data), 0)
     with pytest.raises(xclbin.XclbinError, match="overlap other arrays"):
         xclbin.parse(container({32: bytes(data)}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "item", "count", "says"),
+    [
+        (6, b"", bytes(40), 65_537, "MEM_TOPOLOGY: 65537 items with the memories"),
+        (8, b"", bytes(80), 65_537, "IP_LAYOUT: 65537 items with the IPs"),
+        (7, b"", bytes(12), 65_537, "CONNECTIVITY: 65537 items with the connections"),
+        (2, b"<p>", b"<a/>", 1 << 20, "EMBEDDED_METADATA: 4194307 bytes, wanted at most 4194304"),
+    ],
+)
+def test_more_items_than_any_file_has_are_refused_before_they_are_made(
+    kind: int, head: bytes, item: bytes, count: int, says: str
+) -> None:
+    before = {6: 8, 8: 8, 7: 4}.get(kind, 0)  # the count, and what stands before the first item
+    counted = struct.pack("<ii", count, 0)[:before] if before else head
+    with pytest.raises(xclbin.XclbinError, match=says):
+        xclbin.parse(container({kind: counted + item * count}))
+
+
+def test_arrays_in_arrays_count_together() -> None:
+    """Two groups of 40,000 numbers each, which share no byte."""
+    data = bytearray(184 + 96 + 2 * 96 + 2 * 4 * 40_000)
+    struct.pack_into("<II", data, 120, 1, 184)
+    struct.pack_into("<IIII", data, 184 + 16, 0, 0, 2, 280)
+    for i in range(2):
+        struct.pack_into("<II", data, 280 + 96 * i + 24, 40_000, 472 + 160_000 * i)
+    with pytest.raises(xclbin.XclbinError, match="AIE_PARTITION: 80003 items with the pre-CDO"):
+        xclbin.parse(container({32: bytes(data)}))
+
+
+def test_more_sections_than_any_file_has_are_refused() -> None:
+    data = bytearray(456 + 40 * 65_537)
+    data[:456] = FILE[:456]
+    struct.pack_into("<Q", data, 304, len(data))
+    struct.pack_into("<I", data, 448, 65_537)
+    with pytest.raises(xclbin.XclbinError, match="65537 sections, wanted at most 65536"):
+        xclbin.parse(bytes(data))
+
+
+def test_many_connections_are_read_in_the_time_of_their_rows() -> None:
+    """Of one argument to other memories each, and many kernels of its name."""
+    arg = b'<arg name="a" id="0" addressQualifier="1" size="8" offset="0"/>'
+    xml = b"<p>" + 3000 * (b'<kernel name="k">' + arg + b"</kernel>") + b"</p>"
+    rows = [(0, 0, memory) for memory in range(65_000)]
+    parts = {2: xml, 8: layout(b"k:k"), 7: connectivity(*rows)}
+    begun = time.process_time()
+    found = xclbin.parse(container(parts))
+    assert time.process_time() - begun < 5, (
+        "a second, or minutes where each row looks at all before"
+    )
+    assert len({id(kernel.args[0].connections) for kernel in found.kernels}) == 1
+    assert found.kernels[0].args[0].connections == tuple(range(65_000))
 
 
 @pytest.mark.slow
