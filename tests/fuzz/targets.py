@@ -78,6 +78,12 @@ def _use(tensors: Tensors) -> None:
     tensors.close()
 
 
+def check_named(folder: Path, error: BundleError) -> None:
+    """A refusal names a file of the bundle."""
+    names = {path.name for path in folder.rglob("*")}
+    assert any(name in str(error) for name in names), f"names no file: {error}"
+
+
 def manifest(data: bytes) -> None:
     """A manifest, and the specs in it."""
     with contextlib.suppress(BundleError):
@@ -210,6 +216,8 @@ def embed(data: bytes) -> None:
         with Embedder(folder, device="emulated") as embedder:
             vector = embedder.embed("two cats")
         assert np.isfinite(vector).all()
+    except BundleError as error:
+        check_named(folder, error)
     except NpuEmbedError:
         pass
     finally:
