@@ -89,8 +89,16 @@ class _Blas:
                 # a whole; ours begins and ends in whichever thread comes first and last.
                 getattr(lib, "_real_set_num_threads", lib.set_num_threads)(threads)
 
-    def after_fork(self) -> None:
-        """In a child: the threads that were computing are the parent's."""
+    def before_fork(self) -> None:
+        """Let who looks for libraries end: a child would wait for ever for his import's lock."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Let them go on."""
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """The threads that were computing are the parent's."""
         self._lock = threading.Lock()
         if self._users:
             self._users = 0
@@ -217,7 +225,11 @@ def one_blas_thread() -> AbstractContextManager[None]:
 _own = _Own()
 _blas = _Blas()
 _threads = _Threads()
-os.register_at_fork(after_in_child=_blas.after_fork)
+os.register_at_fork(
+    before=_blas.before_fork,
+    after_in_parent=_blas.after_fork_in_parent,
+    after_in_child=_blas.after_fork_in_child,
+)
 os.register_at_fork(after_in_child=_threads.after_fork)
 
 

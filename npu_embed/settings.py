@@ -4,7 +4,7 @@
 |---|---|---|
 | NPU_EMBED_DEVICE | auto, npu, emulated | the device where none is asked for; default auto |
 | NPU_EMBED_BUNDLE | a folder | the bundle where none is asked for; default: MiniLM |
-| NPU_EMBED_CACHE | a folder | where bundles are built and machine code kept; default: the user's cache |
+| NPU_EMBED_CACHE | a folder | for bundles and machine code; default: the user's cache folder |
 | NPU_EMBED_TIMEOUT_MS | integer >= 1 | how long a kernel run may take; default 10000 |
 | NPU_EMBED_EVICTION | next-use, lru, all | which context is dropped first; default next-use |
 | NPU_EMBED_RUNLISTS | auto, on, off | whether runs are submitted as lists; default auto |

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import math
 import os
+import signal
 import threading
 import time
 import weakref
@@ -245,6 +246,30 @@ def test_a_forked_child_computes_with_threads_of_its_own() -> None:
             os._exit(0 if len(done) == 8 else 1)
         except BaseException:
             os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_fork_while_another_thread_looks_for_blas_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, never = threading.Event(), threading.Event()
+    importing = threading.Lock()
+
+    def found(blas: cores._Blas) -> list[object]:
+        with importing:
+            looking.set()
+            never.wait(0.3)  # a fork in the middle would find the lock taken
+        return []
+
+    monkeypatch.setattr(cores._Blas, "_found", found)
+    thread = threading.Thread(target=cores.count)
+    thread.start()
+    assert looking.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # a child that hangs is ended
+        os._exit(0 if cores.count() == 1 else 1)
+    thread.join()
     assert os.waitpid(child, 0)[1] == 0
 
 
