@@ -25,7 +25,7 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV) ..."
-	$(PIP) install -e .
+	$(PIP) install -e '.[fast]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
@@ -96,7 +96,7 @@ FUZZ_BIN := .venv-fuzz/bin
 
 .venv-fuzz/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-fuzz
-	$(FUZZ_BIN)/python -m pip --quiet --disable-pip-version-check install -e .
+	$(FUZZ_BIN)/python -m pip --quiet --disable-pip-version-check install -e '.[fast]'
 	-$(FUZZ_BIN)/python -m pip --quiet --disable-pip-version-check install --only-binary :all: atheris
 	@touch $@
 

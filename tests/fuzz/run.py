@@ -1,7 +1,8 @@
 """Fuzz a parser: `PYTHONPATH=tests python -m fuzz.run TARGET [--seconds N]`.
 
 With atheris where it is installed, which is guided by coverage; else with random changes. A finding
-ends it with an exit code other than 0, and its input is kept in the folder --findings.
+ends it with an exit code other than 0, and its input is kept in the folder --findings. The target
+`runs` computes in machine code where llvmlite is installed; the others by numpy alone.
 """
 
 from __future__ import annotations
@@ -83,10 +84,12 @@ def _without(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Fuzz as the command line says."""
-    # What is fuzzed is small: threads would only wait for each other, and refusals are no news.
-    os.environ.update(OPENBLAS_NUM_THREADS="1", NPU_EMBED_COMPILED="off")
-    logging.disable(logging.CRITICAL)
     options = _options()
+    # What is fuzzed is small: threads would only wait for each other, and refusals are no news.
+    # Only `runs` is about what computes; the others would wait for it to be compiled.
+    compiled = "auto" if options.target == "runs" else "off"
+    os.environ.update(OPENBLAS_NUM_THREADS="1", NPU_EMBED_COMPILED=compiled)
+    logging.disable(logging.CRITICAL)
     options.findings.mkdir(parents=True, exist_ok=True)
     if options.replay is not None:
         from fuzz.targets import TARGETS

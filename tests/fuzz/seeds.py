@@ -10,7 +10,15 @@ from pathlib import Path
 
 import numpy as np
 from fuzz import checkpoints
-from fuzz.targets import EMBED_BYTES, EMBED_FILES, MHA, TARGETS, TENSOR_BYTES
+from fuzz.targets import (
+    EMBED_BYTES,
+    EMBED_FILES,
+    MHA,
+    TARGETS,
+    TENSOR_BYTES,
+    WIDE_MHA,
+    WIDE_TILES,
+)
 from handmade import assemble
 from handmade_gemm import Gemm, Tiles
 
@@ -92,6 +100,7 @@ def make(folder: Path) -> dict[str, dict[str, bytes]]:
         "plain": Gemm(Tiles(), 2, 1, (1, 2), epilogue=1),
         "gap": Gemm(Tiles(), 1, 2, (1, 1), epilogue=3, lda=40, c_stride=24),
         "ragged": Gemm(Tiles(), 1, 1, (1,), bias=False, ragged=True),
+        "wide": Gemm(WIDE_TILES, 1, 1, (1,), epilogue=3, lda=40, c_stride=96),
     }
     return {
         "manifest": {
@@ -110,6 +119,7 @@ def make(folder: Path) -> dict[str, dict[str, bytes]]:
         "runs": {
             **{f"gemm_{name}": assemble(gemm.ops()) for name, gemm in gemms.items()},
             "mha": assemble(MHA.ops()),
+            "mha_wide": assemble(WIDE_MHA.ops()),
         },
         "tokenizer": _tokenizers(),
         "ranges": {"small": _npy(np.array([[-1, 0, 0.5], [1, 2, 3]], np.float32))},

@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -37,9 +38,11 @@ NO_WINDOW = 0xFFFFFFFF
 TENSOR_BYTES = 4096  # of the tensors.bin beside a fuzzed tensors.txt
 MAX_ELEMS = 1 << 18  # of a fuzzed run, so that an input takes milliseconds
 
-GEMM = Tiles()
+# Sizes that are left to numpy, and wide ones that machine code takes.
+TILES, WIDE_TILES = Tiles(), Tiles(k_tile=32, n_tile=64)
 MHA = Mha(heads=4, kv_heads=2, head_dim=8, rows=8, shares=((0, 2), (2, 2)))
-ARGUMENT_BYTES = (4096, 4096, 4096, 4096)
+WIDE_MHA = replace(MHA, head_dim=16)
+ARGUMENT_BYTES = (4096, 8192, 4096, 4096)
 
 
 # What the shortest run of a small bundle reads, and how much of each is fuzzed.
@@ -155,13 +158,22 @@ def _mha_specs() -> tuple[MhaSpec, ...]:
 
 
 def runs(data: bytes) -> None:
-    """An instruction stream run on the emulated array, with guards around its arguments."""
+    """An instruction stream run on the emulated array, with guards around its arguments.
+
+    By numpy and, where llvmlite is installed and NPU_EMBED_COMPILED does not forbid it, in machine
+    code, which checks no bounds: programs of both sizes take the stream.
+    """
     program.MAX_ELEMS = MAX_ELEMS
+    nans = sum(data) % 2 == 1  # for every other input
     common = {"columns": 3, "core_rows": 2, "rtp_offset": 1024}
-    gemm = {"rows_per_core": GEMM.rows_per_core, "k_tile": GEMM.k_tile, "n_tile": GEMM.n_tile}
-    mha = {"heads": MHA.heads, "kv_heads": MHA.kv_heads, "head_dim": MHA.head_dim}
-    guarded_run(pdi(program="gemm", **common, **gemm), 3, data, ARGUMENT_BYTES)
-    guarded_run(pdi(program="mha", **common, **mha), 3, data, ARGUMENT_BYTES)
+    for tiles in (TILES, WIDE_TILES):
+        gemm = {"rows_per_core": tiles.rows_per_core, "k_tile": tiles.k_tile}
+        image = pdi(program="gemm", **common, **gemm, n_tile=tiles.n_tile)
+        guarded_run(image, 3, data, ARGUMENT_BYTES, nans)
+    for mha in (MHA, WIDE_MHA):
+        heads = {"heads": mha.heads, "kv_heads": mha.kv_heads, "head_dim": mha.head_dim}
+        image = pdi(program="mha", **common, **heads)
+        guarded_run(image, 3, data, ARGUMENT_BYTES, nans)
 
 
 def tokenizer(data: bytes) -> None:

@@ -1,15 +1,18 @@
 """No stream makes the emulated array read or write outside its arguments.
 
-The compiled kernels check no bounds: what the array's accounts let through must be inside,
-whatever the descriptors say.
+Machine code and compiled kernels check no bounds: what the array's accounts let through must be
+inside, whatever the descriptors say.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import array_code
 import numpy as np
 import pytest
+from fuzz.run import SEEDS
+from fuzz.targets import TARGETS, WIDE_TILES
 from guards import guarded_run
 from handmade import RTP_OFFSET, Push, assemble, bd, pdi
 from handmade_gemm import Gemm, Tiles
@@ -18,11 +21,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from npu_embed.emulator import program, txn
+from npu_embed.emulator.llvm.registers import LANES, REGISTERS
 
 COLUMNS = 3
 TILES = Tiles(columns=COLUMNS)
+WIDE = replace(WIDE_TILES, columns=COLUMNS)
 SMALL_WORK = 1 << 18  # elements of a run here
-BOTH_KERNELS = settings(
+EVERY_ARRAY = settings(
     max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -34,19 +39,35 @@ GEMMS = [
     Gemm(TILES, 2, 2, (1, 2), epilogue=2, lda=40, c_stride=50),
     Gemm(TILES, 1, 1, (2, 2), epilogue=3),
     Gemm(TILES, 2, 1, (1,), epilogue=4, ragged=True),
+    # In machine code.
+    Gemm(WIDE, 1, 1, (1,), bias=False),
+    Gemm(WIDE, 2, 2, (1, 1), epilogue=2, lda=80, c_stride=160),
+    Gemm(WIDE, 2, 1, (1, 2), epilogue=3),
+    Gemm(WIDE, 1, 1, (2,), epilogue=4, ragged=True),
 ]
 MHAS = [
     Mha(heads=2, kv_heads=1, head_dim=8, rows=4, shares=((0, 1), (1, 1))),
     Mha(heads=2, kv_heads=2, head_dim=4, rows=8, shares=((0, 2),), all_kv=5, all_window=2),
     Mha(heads=3, kv_heads=1, head_dim=4, rows=4, shares=((0, 2), (2, 1)), ragged=True),
+    # In machine code.
+    Mha(heads=2, kv_heads=1, head_dim=16, rows=4, shares=((0, 1), (1, 1))),
+    Mha(heads=2, kv_heads=2, head_dim=32, rows=18, shares=((0, 2),), all_kv=17, all_window=3),
+    Mha(heads=3, kv_heads=1, head_dim=16, rows=4, shares=((0, 2), (2, 1)), ragged=True),
 ]
 Case = Gemm | Mha
 
 
 @pytest.fixture(autouse=True)
-def _little_work(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
-    """In both ways of computing, and no run of seconds."""
+def _little_work(monkeypatch: pytest.MonkeyPatch, array: str) -> None:
+    """In every way of computing, and no run of seconds."""
     monkeypatch.setattr(program, "MAX_ELEMS", SMALL_WORK)
+
+
+def in_machine_code(case: Case, array: str) -> bool:
+    """Whether the array computes it so; else by numpy."""
+    if isinstance(case, Gemm):
+        return array in REGISTERS and case.tiles == WIDE
+    return array in REGISTERS and case.head_dim % LANES == 0
 
 
 def image(case: Case) -> bytes:
@@ -121,6 +142,28 @@ def reshaped(draw: st.DrawFn, push: Push) -> Push:
 
 
 @pytest.mark.parametrize("case", [*GEMMS, *MHAS])
+def test_some_cases_are_computed_in_machine_code(
+    case: Case, array: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = array_code.recorded(monkeypatch)
+    guarded_run(image(case), COLUMNS, assemble(case.ops()), sizes_of(case))
+    found = calls.gemm if isinstance(case, Gemm) else calls.attend
+    assert bool(found) == in_machine_code(case, array)
+
+
+def test_a_fuzzed_run_is_computed_in_machine_code(
+    array: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = array_code.recorded(monkeypatch)
+    for seed in sorted((SEEDS / "runs").iterdir()):
+        before = len(calls.gemm), len(calls.attend)
+        TARGETS["runs"](seed.read_bytes())
+        made = len(calls.gemm) > before[0], len(calls.attend) > before[1]
+        compiled = array in REGISTERS and "wide" in seed.name
+        assert made == (compiled and "gemm" in seed.name, compiled and "mha" in seed.name)
+
+
+@pytest.mark.parametrize("case", [*GEMMS, *MHAS])
 def test_a_sound_stream_needs_no_byte_more_than_its_views(case: Case) -> None:
     sizes = sizes_of(case)
     found = guarded_run(image(case), COLUMNS, assemble(case.ops()), sizes)
@@ -132,7 +175,7 @@ def test_a_sound_stream_needs_no_byte_more_than_its_views(case: Case) -> None:
 
 
 @pytest.mark.slow
-@BOTH_KERNELS
+@EVERY_ARRAY
 @given(st.data(), st.sampled_from([*GEMMS, *MHAS]))
 def test_descriptors_of_any_shape_stay_inside(data: st.DataObject, case: Case) -> None:
     pushes = pushes_of(case)
@@ -142,11 +185,12 @@ def test_descriptors_of_any_shape_stay_inside(data: st.DataObject, case: Case) -
     sizes = [size + room for size in sizes_of(case)] + [4096] * isinstance(case, Gemm)
     stream = stream_of(case, pushes)
     base = data.draw(st.sampled_from([0, 4, 64, 4092]))
-    found = guarded_run(image(case), COLUMNS, stream, sizes, base)
+    nans = data.draw(st.booleans())
+    found = guarded_run(image(case), COLUMNS, stream, sizes, nans, base)
     event("failed" if isinstance(found, str) else "ran")
 
 
-@BOTH_KERNELS
+@EVERY_ARRAY
 @given(
     st.sampled_from([*GEMMS, *MHAS]),
     st.lists(
@@ -174,8 +218,8 @@ def test_words_of_any_value_stay_inside(
     event("failed" if isinstance(found, str) else "ran")
 
 
-def test_results_of_every_row_in_one_place_stay_there() -> None:
-    case = MHAS[1]
+@pytest.mark.parametrize("case", [MHAS[1], MHAS[4]])
+def test_results_of_every_row_in_one_place_stay_there(case: Mha) -> None:
     pushes = pushes_of(case)
     (o,) = [push for push in pushes if push.channel == "S2MM0"]
     length = case.head_dim // 2
@@ -188,7 +232,7 @@ def test_results_of_every_row_in_one_place_stay_there() -> None:
 
 
 @pytest.mark.parametrize("channel", ["MM2S0", "MM2S1", "S2MM0"])
-@pytest.mark.parametrize("case", [GEMMS[1], MHAS[0]])
+@pytest.mark.parametrize("case", [GEMMS[1], GEMMS[6], MHAS[0], MHAS[3]])
 def test_columns_in_descending_order_stay_inside(case: Case, channel: str) -> None:
     pushes = pushes_of(case)
     own = [i for i, push in enumerate(pushes) if push.channel == channel]

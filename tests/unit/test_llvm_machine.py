@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from array_code import built
 from numpy.typing import NDArray
 
 from npu_embed.bf16 import F32, to_bf16, to_f32
@@ -29,20 +29,7 @@ UNIT = 2.0**-24
 # bfloat16 has 8 significant bits: rounding moves a number by 2^-8 of it at most.
 BF16_UNIT = 2.0**-8
 TILE = 64
-
-
 VECTORS = [name for name, registers in REGISTERS.items() if not registers.tiles]
-
-
-@functools.cache
-def built(name: str) -> Machine:
-    import llvmlite.binding as llvm
-
-    if not llvm.get_host_cpu_features().get(name):
-        pytest.skip(f"this machine has no {name}")
-    if REGISTERS[name].tiles and not tile_permission.granted():
-        pytest.skip("the kernel lets nobody use the tile registers")
-    return machine.build(REGISTERS[name])
 
 
 def width(name: str, k: int) -> int:
