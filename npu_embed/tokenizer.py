@@ -48,11 +48,14 @@ class Encoded:
 class Tokenizer:
     """A tokenizer file with a limit of tokens; may be shared by threads."""
 
-    __slots__ = ("_name", "_tokenizer", "max_tokens", "special_tokens", "vocab_size")
+    __slots__ = ("_name", "_side", "_tokenizer", "max_tokens", "special_tokens", "vocab_size")
 
-    def __init__(self, name: str, tokenizer: tokenizers.Tokenizer, max_tokens: int) -> None:
+    def __init__(
+        self, name: str, tokenizer: tokenizers.Tokenizer, max_tokens: int, side: str
+    ) -> None:
         self._name = name
         self._tokenizer = tokenizer
+        self._side = side
         self.max_tokens = max_tokens
         self.special_tokens = tokenizer.num_special_tokens_to_add(False)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -69,7 +72,8 @@ class Tokenizer:
                 one token beside the special ones.
         """
         content = _read(path)
-        check_file(path.name, content)
+        with _library_errors(path.name):
+            check_file(path.name, content)
         tokenizer, side = _load(path.name, content)
         return cls.limited(path.name, tokenizer, max_tokens, side, plain_specials)
 
@@ -96,9 +100,8 @@ class Tokenizer:
                 f"{name}: a limit of {max_tokens} tokens, wanted more than the {specials} "
                 "special tokens of every text; re-export the bundle."
             )
-        tokenizer.enable_truncation(max_tokens, direction=side)
         tokenizer.encode_special_tokens = plain_specials
-        loaded = cls(name, tokenizer, max_tokens)
+        loaded = cls(name, tokenizer, max_tokens, side)
         # Some files load and then fail at every text.
         loaded.encode_batch(["", "a"])
         return loaded
@@ -112,7 +115,7 @@ class Tokenizer:
 
         Raises:
             InputError: truncate is False and a text has more than max_tokens tokens.
-            BundleError: the tokenizer adds to a text that was cut.
+            BundleError: the tokenizer adds other special tokens than it says.
         """
         full = [prompt + text for text in texts] if prompt else list(texts)
         encoded = self._encode(full)
@@ -122,15 +125,10 @@ class Tokenizer:
                     f"texts[{first + index}]: {one.tokens} tokens, this bundle runs at most "
                     f"{self.max_tokens}; shorten it or pass truncate=True."
                 )
-            if len(one.ids) > self.max_tokens:
-                raise BundleError(
-                    f"{self._name}: {len(one.ids)} tokens of a text cut at {self.max_tokens}, "
-                    "wanted no more than that; re-export the bundle."
-                )
         return encoded
 
     def _encode(self, texts: list[str]) -> list[Encoded]:
-        """Texts as the library cuts them, which it does before it adds special tokens."""
+        """Texts as the library cuts them."""
         with _library_errors(self._name):
             encodings = self._tokenizer.encode_batch_fast(texts)
             encodings.reverse()
@@ -139,10 +137,28 @@ class Tokenizer:
                 one = encodings.pop()
                 # A large id in a damaged file overflows here rather than wrapping.
                 ids = np.array(one.ids, dtype=np.int32)
-                # What was cut off is in pieces that have special tokens of their own.
-                more = sum(len(piece) - self.special_tokens for piece in one.overflowing)
-                encoded.append(Encoded(ids, len(ids) + more))
+                cut = self._cut(ids, one) if len(ids) > self.max_tokens else ids
+                encoded.append(Encoded(cut, len(ids)))
             return encoded
+
+    def _cut(self, ids: npt.NDArray[np.int32], whole: tokenizers.Encoding) -> npt.NDArray[np.int32]:
+        """The ids of a text that is too long: its special tokens, and what they leave room for.
+
+        The library would cut before it adds them, and make an encoding of each piece that it cuts
+        off, of 2 KB and more.
+        """
+        of_text = np.flatnonzero(np.array(whole.special_tokens_mask, dtype=np.uint8) == 0)
+        first, end = (of_text[0], of_text[-1] + 1) if len(of_text) else (0, 0)
+        before, text, after = np.split(ids, [first, end])
+        added = len(before) + len(after)
+        if added != self.special_tokens:
+            raise BundleError(
+                f"{self._name}: {added} special tokens around a text, wanted the "
+                f"{self.special_tokens} that its post_processor names; re-export the bundle."
+            )
+        room = self.max_tokens - added
+        kept = text[-room:] if self._side == "left" else text[:room]
+        return np.concatenate([before, kept, after])
 
 
 def in_batches(texts: Sequence[str], prompt_characters: int = 0) -> Iterator[Sequence[str]]:
@@ -272,6 +288,8 @@ def _library_errors(name: str) -> Iterator[None]:
     """Turns what the library raises over a wrong file into a BundleError."""
     try:
         yield
+    except BundleError:
+        raise
     except BaseException as exc:
         # The library raises bare Exception, and a panic of its Rust code is not even that.
         if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":

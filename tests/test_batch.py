@@ -421,6 +421,27 @@ def test_a_text_too_long_stops_where_it_is_reached_and_can_then_be_skipped(batch
     assert batch("in.txt", "-o", "cut.npy", "--json").json_lines[0]["truncated"] == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("skipped", None), ("skipped", "many"), ("rows", None), ("tokens", "")]
+)
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_an_output_whose_counts_are_damaged_is_not_taken_for_done(
+    batch: Batch, key: str, value: str | None, on_error: str
+) -> None:
+    Path("in.txt").write_text("a\n")
+    command = ("in.txt", "-o", "out.npy", "--on-error", on_error)
+    assert batch(*command).code == 0
+    sidecar = Path("out.npy.meta.json")
+    stored = metadata(Path("out.npy"))
+    del stored[key]
+    sidecar.write_text(json.dumps(stored if value is None else {**stored, key: value}))
+    again = batch(*command)
+    assert (again.code, again.out) == (1, "")
+    assert "out.npy: exists, with damaged counts, wanted a new file; name another, or" in again.err
+    assert batch(*command, "--restart").code == 0
+    assert metadata(Path("out.npy"))["rows"] == "1"
+
+
 # --- ends that come too early -------------------------------------------------------------------
 
 
@@ -1033,7 +1054,7 @@ def test_a_disk_that_is_full_loses_nothing_finished(tiny_bundle: Path) -> None:
     many_rows(Path("in.jsonl"), 600)
     options = ("--bundle", tiny_bundle, "--device", "emulated", "--shard-rows", "100")
     args = ("batch", "in.jsonl", "-o", "out.npy", *options)
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))"
+    limit = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (100_000, r.RLIM_INFINITY))"
     broken = process(*args, before=limit)
     _, err = broken.communicate()
     assert broken.returncode == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -128,15 +128,21 @@ def _done_before(job: Job, wanted: dict[str, str]) -> Summary | None:
     if job.restart or not job.output.exists():
         return None
     stored = read_metadata(job.output, job.format_name)
-    if differences(stored, wanted) or (job.on_error == STOP and stored["skipped"] != "0"):
+    if differences(stored, wanted) or (counts := _counts(stored)) is None:
         return None
-    if changed_since(job.output, stored):
+    rows, skipped, tokens, truncated = counts
+    if (job.on_error == STOP and skipped) or changed_since(job.output, stored):
         return None
     log.info("%s: complete already", job.output)
-    rows, skipped, tokens, truncated = (
-        int(stored[key]) for key in ("rows", "skipped", "tokens", "truncated")
-    )
     return Summary(job.output, rows, skipped, 0, rows + skipped, tokens, truncated)
+
+
+def _counts(stored: Mapping[str, str]) -> list[int] | None:
+    """Rows, skipped rows, tokens and truncated texts of an output; None where it is damaged."""
+    try:
+        return [int(stored[key]) for key in ("rows", "skipped", "tokens", "truncated")]
+    except (KeyError, ValueError):
+        return None
 
 
 def _check_may_write(job: Job, work: WorkFolder, wanted: dict[str, str]) -> None:
@@ -145,17 +151,9 @@ def _check_may_write(job: Job, work: WorkFolder, wanted: dict[str, str]) -> None
     if begun is not None and (work.has_shards() or not differences(begun, wanted)):
         check_same(begun, wanted, work.path)
     elif job.output.exists() and not job.restart:  # where no shard is, nothing else is lost
-        stored = read_metadata(job.output, job.format_name)
-        different = ""
-        if stored and (what := differences(stored, wanted)):
-            different = f", with another {what}"
-        elif stored and (how := changed_since(job.output, stored)):
-            different = f", with {how}"
-        elif stored:
-            different = f", with {stored['skipped']} rows skipped (wanted none)"
         raise InputError(
-            f"{job.output}: exists{different}, wanted a new file; name another, or pass --restart "
-            "to replace it."
+            f"{job.output}: exists{_what_it_is(job, wanted)}, wanted a new file; name another, or "
+            "pass --restart to replace it."
         )
     elif not job.restart:
         for place in beside(job.output, job.format_name):
@@ -164,6 +162,19 @@ def _check_may_write(job: Job, work: WorkFolder, wanted: dict[str, str]) -> None
                     f"{place}: exists and is of no batch job, wanted to write it; name another "
                     "output, or pass --restart to replace it."
                 )
+
+
+def _what_it_is(job: Job, wanted: Mapping[str, str]) -> str:
+    """How an output that is there is none of this job, in words; "" where it does not say."""
+    stored = read_metadata(job.output, job.format_name)
+    if not stored:
+        return ""
+    if what := differences(stored, wanted):
+        return f", with another {what}"
+    if how := changed_since(job.output, stored):
+        return f", with {how}"
+    counts = _counts(stored)
+    return f", with {counts[1]} rows skipped (wanted none)" if counts else ", with damaged counts"
 
 
 @dataclass(slots=True)

@@ -56,7 +56,8 @@ class Link:
         self._order_s = order_s
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
-        self._sending = threading.Lock()
+        self._changing = threading.Lock()  # the process and its pipe; held for a moment only
+        self._sending = threading.Lock()  # held for as long as the worker does not read
         self._stopped = False
 
     @property
@@ -86,7 +87,7 @@ class Link:
         process = context.Process(
             target=main, args=(theirs, self._opening), name=PROCESS_NAME, daemon=True
         )
-        with self._sending:
+        with self._changing:
             if self._stopped:
                 raise WorkerDied("the worker process was stopped, wanted it to start.")
             try:
@@ -124,15 +125,19 @@ class Link:
         self._end(patience_s=STOP_S)
 
     def _end(self, patience_s: float) -> None:
-        with self._sending:
+        deadline = time.monotonic() + patience_s
+        with self._changing:
             process, pipe = self._process, self._pipe
-            if process is None or pipe is None:
-                return
-            if patience_s:
-                with contextlib.suppress(OSError):
-                    pipe.send(None)
+        if process is None or pipe is None:
+            return
+        # A thread may be sending to a worker that does not read: then it is killed unasked.
+        if patience_s and self._sending.acquire(timeout=patience_s):
+            with contextlib.suppress(OSError):
+                _bound_waits(pipe, max(0.0, deadline - time.monotonic()))
+                pipe.send(None)
+            self._sending.release()
         # The pipe is closed after the process: closing it would not wake a thread that reads it.
-        process.join(patience_s)
+        process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
         process.join(KILL_S)
         if process.is_alive():
@@ -142,7 +147,10 @@ class Link:
                 "doctor` and look at `dmesg`.",
                 process.pid,
             )
-        pipe.close()
+        # A thread that still sends would go on to write to whatever has the pipe's number next.
+        if self._sending.acquire(timeout=KILL_S):
+            pipe.close()
+            self._sending.release()
 
     def _send(self, message: Order | Ask) -> None:
         try:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -94,6 +98,75 @@ def test_an_answer_in_time_is_taken(linked: tuple[Link, Connection]) -> None:
     one, theirs = linked
     theirs.send(Held(2))
     assert one.contexts() == 2
+
+
+def test_a_stop_does_not_wait_for_an_order_that_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "STOP_S", MOST_S)
+    order_s = 3.0
+    ours, theirs = Pipe()
+    _bound_waits(ours, order_s)
+    one = Link(Opening(tmp_path, None), order_s)
+    ended: list[str] = []
+
+    def send() -> None:
+        with pytest.raises(WorkerDied) as info:
+            one.embed(HUGE)
+        ended.append(type(info.value).__name__)
+
+    class Killed(Process):
+        def kill(self) -> None:
+            theirs.close()
+            super().kill()
+
+    process: Anything = Killed()
+    one._process, one._pipe = process, ours
+    sending = threading.Thread(target=send)
+    sending.start()
+    while not one._sending.locked():
+        time.sleep(0.001)
+    one.stop()
+    sending.join()
+    assert ended == ["WorkerDied"], "the order was given up before the worker was killed"
+    assert ours.closed
+
+
+def test_a_stop_does_not_wait_for_room_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "STOP_S", MOST_S)
+    order_s = 3.0
+    ours, theirs = Pipe()
+    _bound_waits(ours, order_s)
+    one = Link(Opening(tmp_path, None), order_s)
+    process: Anything = Process()
+    one._process, one._pipe = process, ours
+    with socket.socket(fileno=os.dup(ours.fileno())) as same, suppress(BlockingIOError):
+        while True:
+            same.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+    begun = time.monotonic()
+    one.stop()
+    theirs.close()
+    assert process.killed
+    assert time.monotonic() - begun < order_s / 2
+
+
+def test_a_pipe_that_is_still_written_to_stays_open(
+    linked: tuple[Link, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its number may be another file's by the time of the next write."""
+    monkeypatch.setattr(link, "KILL_S", MOST_S)
+    one, pipe = linked[0], linked[0]._pipe
+    assert pipe is not None
+    ending = threading.Thread(target=one._end, args=(0.0,))
+    with one._sending:
+        ending.start()
+        ending.join(100 * MOST_S)
+        assert not ending.is_alive()
+        assert not pipe.closed
+    one._end(patience_s=0.0)
+    assert pipe.closed
 
 
 def test_a_worker_that_even_sigkill_does_not_end_is_left_behind(

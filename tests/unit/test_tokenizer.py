@@ -1,9 +1,13 @@
 import base64
 import enum
 import json
+import random
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +20,13 @@ from npu_embed.tokenizer import (
     BATCH_TEXTS,
     Encoded,
     Tokenizer,
+    _library_errors,
     as_texts,
     check_text,
     in_batches,
     iter_texts,
 )
-from npu_embed.tokenizercheck import check_tokenizer
+from npu_embed.tokenizercheck import _checked_growth, check_tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 FILE = DATA / "tiny-bert" / "tokenizer.json"
@@ -223,15 +228,30 @@ def test_a_file_no_text_can_be_read_with_is_refused_when_opened(
         Tokenizer.from_file(changed(tmp_path, **parts), max_tokens=MAX)
 
 
-def replace(pattern: str, content: str, kind: str = "String") -> dict[str, object]:
+def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
-def chain(*steps: dict[str, object]) -> dict[str, object]:
+def chain(*steps: Mapping[str, object]) -> dict[str, object]:
     return {"type": "Sequence", "normalizers": list(steps)}
 
 
 BYTE_LEVEL: dict[str, object] = {"type": "ByteLevel"}
+
+
+CHINESE: dict[str, object] = {"type": "BertNormalizer", "clean_text": True,
+    "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}  # fmt: skip
+BYTES: dict[str, object] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+    "use_regex": False}  # fmt: skip
+PREFIXED = {**BYTES, "add_prefix_space": True}
+METASPACE: dict[str, object] = {"type": "Metaspace", "replacement": "\u2581",
+    "prepend_scheme": "always", "split": True}  # fmt: skip
+LETTERS: dict[str, object] = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated",
+    "invert": False}  # fmt: skip
+
+
+def before(*steps: dict[str, object]) -> dict[str, object]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
 def charsmap(longest: int) -> dict[str, object]:
@@ -251,6 +271,22 @@ def charsmap(longest: int) -> dict[str, object]:
         ({"normalizer": chain(*[chain(replace("a", "aa"))] * 40)}, "up to 512 characters"),
         ({"normalizer": chain(*[BYTE_LEVEL] * 40)}, "up to 1024 characters"),
         ({"normalizer": charsmap(257)}, "up to 257 characters"),
+        ({"normalizer": chain(*[replace("", "b")] * 40)}, "normalizer makes up to 512 characters"),
+        ({"normalizer": chain(*[CHINESE] * 40)}, "up to 729 characters"),
+        ({"normalizer": chain(*[{"type": "Lowercase"}] * 40)}, "up to 512 characters"),
+        ({"normalizer": chain(*[{"type": "NFKD"}] * 40)}, "up to 324 characters"),
+        ({"pre_tokenizer": before(*[BYTES] * 28)}, "pre_tokenizer makes up to 768 characters"),
+        ({"pre_tokenizer": before(*[before(PREFIXED)] * 28)}, "up to 375 characters"),
+        ({"pre_tokenizer": before(*[METASPACE] * 28)}, "up to 384 characters"),
+        (
+            {"normalizer": chain(*[replace("a", "aa")] * 6), "pre_tokenizer": before(BYTES, BYTES)},
+            "pre_tokenizer makes up to 1024 characters",
+        ),
+        (
+            {"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [],
+                "byte_fallback": True, "end_of_word_suffix": "s" * 256}},
+            "model's end_of_word_suffix makes up to 771 characters",
+        ),
         ({"post_processor": template([TEXT, TEXT])}, "the text 2 times, wanted it once"),
         ({"post_processor": template([])}, "the text 0 times, wanted it once"),
         (
@@ -328,8 +364,11 @@ def test_a_key_for_the_second_time_is_refused(tmp_path: Path) -> None:
         chain(replace("``", '"'), {"type": "NFKD"}, {"type": "Lowercase"},
             replace(" {2,}", " ", "Regex")),
         chain({"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")),
+        chain({"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"},
+            replace(" {2,}", " ", "Regex"), replace("a", "a" * 18)),
         replace("", "x"),
         BYTE_LEVEL,
+        CHINESE,
     ],
 )  # fmt: skip
 def test_what_published_tokenizers_do_is_let_through(
@@ -345,11 +384,108 @@ def test_a_table_of_short_replacements_is_let_through(tmp_path: Path) -> None:
     check_tokenizer("tokenizer.json", tokenizers.Tokenizer.from_file(str(path)))
 
 
-def test_a_cut_text_that_is_added_to_is_refused() -> None:
-    opened = tokenizer()
-    opened._tokenizer.no_truncation()
-    with pytest.raises(BundleError, match=f"202 tokens of a text cut at {MAX}, wanted no more"):
+# Each with what the next makes much of, and all of it in pieces of a letter.
+NORMALIZERS: list[dict[str, Any]] = [
+    replace("", "\u00e9"), replace("", "b", "Regex"), replace("a*", "a", "Regex"),
+    replace("l", "\ufdfa"), replace("\u0644", "\ufdfa"), replace("\u0307", "i"),
+    replace("i", "\u0130"), replace("a", "\u4eca\uac01"), {"type": "NFKD"}, {"type": "NFC"},
+    {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "\u00e9"}, BYTE_LEVEL,
+    CHINESE, {**CHINESE, "handle_chinese_chars": False},
+]  # fmt: skip
+FORMS = {"NFC": 3, "NFKC": 18, "NFKD": 18}
+PRE_TOKENIZERS = [BYTES, PREFIXED, METASPACE, {**METASPACE, "replacement": "x"}, LETTERS]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_text_grows_beyond_what_is_counted(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    steps = draw.choices(NORMALIZERS, k=draw.randint(0, 5))
+    normalizer = chain(*steps)
+    pre_tokenizer = before(*draw.choices(PRE_TOKENIZERS, k=draw.randint(0, 4)))
+    model = {"type": "Unigram", "vocab": [["?", 0.0]], "unk_id": 0}
+    path = changed(tmp_path, added_tokens=[], post_processor=None, model=model,
+        normalizer=normalizer, pre_tokenizer=pre_tokenizer)  # fmt: skip
+    loaded = tokenizers.Tokenizer.from_file(str(path))
+    try:
+        growth = _checked_growth("tokenizer.json", loaded)
+    except BundleError:
+        return  # it is not opened
+    # The first of Unicode's forms is not counted.
+    growth *= next((FORMS[step["type"]] for step in steps if step["type"] in FORMS), 1)
+    assert loaded.normalizer is not None
+    assert loaded.pre_tokenizer is not None
+    for text in ("a", "aaa", "\u00e9", "\u4eca", "\uac01", "\u0130", "\ufdfa", "\U00010000", "al"):
+        try:
+            with _library_errors("tokenizer.json"):
+                normalized = loaded.normalizer.normalize_str(text)
+                pieces = loaded.pre_tokenizer.pre_tokenize_str(normalized)
+        except BundleError:
+            continue  # the library fails at some of these chains
+        assert sum(len(piece) for piece, _ in pieces) <= growth * (len(text) + 1)
+
+
+def added(content: str) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    return {"id": 1000, "content": content, "normalized": True, **flags}
+
+
+@pytest.mark.parametrize(
+    ("times", "content", "words"),
+    [
+        (40, "a", "normalizer makes up to 512 characters of one"),
+        (8, "a" * 65536, "added_tokens may become 16777472 characters, wanted at most 16777216"),
+    ],
+)
+def test_added_tokens_are_not_normalized_before_it_is_known_how_long_they_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, content: str, words: str
+) -> None:
+    monkeypatch.setattr("npu_embed.tokenizer._load", None)  # the library would, as it reads them
+    normalizer = chain(*[replace("a", "aa")] * times)
+    path = changed(tmp_path, added_tokens=[added(content)], normalizer=normalizer)
+    with pytest.raises(BundleError, match=rf"^tokenizer\.json: {words}.*; re-export"):
+        Tokenizer.from_file(path, max_tokens=MAX)
+
+
+def test_special_tokens_that_cannot_be_told_from_the_text_are_refused(tmp_path: Path) -> None:
+    bert = {"type": "BertProcessing", "sep": ["[SEP]", SEP], "cls": ["[CLS]", CLS]}
+    twice = {"type": "Sequence", "processors": [bert, bert]}
+    opened = Tokenizer.from_file(changed(tmp_path, post_processor=twice), max_tokens=MAX)
+    with pytest.raises(BundleError, match=r"json: 2 special tokens around a text, wanted the 4 "):
         opened.encode_batch(["a " * 200])
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from npu_embed.tokenizer import Tokenizer
+for most in (16, 3):
+    Tokenizer.from_file(Path(sys.argv[1]), max_tokens=most).encode_batch(["a " * 200_000])
+    print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+def test_what_is_cut_off_takes_no_memory_of_its_own() -> None:
+    command = [sys.executable, "-c", PEAK, str(FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    at_16_kib, at_3_kib = map(int, done.stdout.split())
+    assert at_3_kib - at_16_kib < 50 << 10, "300 MB where an encoding is made of each piece"
+
+
+def test_texts_are_cut_as_the_library_cuts_them(tmp_path: Path) -> None:
+    bert = {"type": "BertProcessing", "sep": ["[SEP]", SEP], "cls": ["[CLS]", CLS]}
+    texts = ["", "a", "[SEP] a b [CLS] [SEP]", "a b c d e f g", "[SEP] " * 9]
+    for post_processor in (None, bert, template([TEXT])):
+        for side in ("right", "left"):
+            truncation = {"max_length": 9, "stride": 0, "strategy": "LongestFirst",
+                "direction": side.title()}  # fmt: skip
+            path = changed(tmp_path, post_processor=post_processor, truncation=truncation)
+            reference = tokenizers.Tokenizer.from_file(str(path))
+            reference.no_padding()
+            for most in range(3, 9):
+                reference.enable_truncation(most, direction=side)
+                wanted = [one.ids for one in reference.encode_batch(texts)]
+                found = Tokenizer.from_file(path, max_tokens=most).encode_batch(texts)
+                assert [one.ids.tolist() for one in found] == wanted
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"\0" * 9])
