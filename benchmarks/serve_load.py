@@ -52,6 +52,7 @@ class Tally:
     texts: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
+    refused: str | None = None  # why a request was: asked again it would be again
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, outcome: str, texts: int, wrong: int) -> None:
@@ -89,21 +90,25 @@ class Client:
 
     def __init__(self, url: str, model: str, texts: Sequence[str], wanted: NDArray[Any]) -> None:
         self._address = urlsplit(url).netloc
-        self._body = json.dumps({"model": model, "input": texts, "encoding_format": "base64"})
+        # Cut as an Embedder cuts them: a bundle may take fewer tokens than twelve words have.
+        body = {"model": model, "input": texts, "encoding_format": "base64", "truncate": True}
+        self._body = json.dumps(body)
         self._wanted = wanted
         self._count = len(texts)
 
     def ask(self, end: float, tally: Tally) -> None:
-        """Ask until `end`, and wait for the last answer."""
+        """Ask until `end` or until a client is refused, and wait for the last answer."""
         connection = http.client.HTTPConnection(self._address, timeout=START_S)
         headers = {"content-type": "application/json"}
-        while time.perf_counter() < end:
+        while time.perf_counter() < end and tally.refused is None:
             connection.request("POST", "/v1/embeddings", self._body, headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
             wrong = self._wrong(answer) if response.status == 200 else 0
             tally.add(str(response.status), self._count if response.status == 200 else 0, wrong)
-            if response.status == 429:
+            if response.status != 200:
+                if 400 <= response.status < 500 and response.status != 429:
+                    tally.refused = f"{response.status}: {answer['error']['message']}"
                 time.sleep(RETRY_S)
         connection.close()
 
@@ -114,7 +119,11 @@ class Client:
 
 
 def load(clients: Sequence[Client], seconds: float, pid: int) -> dict[str, Any]:
-    """All clients at once: they ask for some seconds, and get what they asked for."""
+    """All clients at once: they ask for some seconds, and get what they asked for.
+
+    Raises:
+        SystemExit: the server refused a request, with what it said.
+    """
     tally, cpu_s, start = Tally(), cpu_seconds(pid), time.perf_counter()
     threads = [
         threading.Thread(target=client.ask, args=(start + seconds, tally)) for client in clients
@@ -123,6 +132,8 @@ def load(clients: Sequence[Client], seconds: float, pid: int) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
+    if tally.refused is not None:
+        raise SystemExit(f"the server refused a request with {tally.refused}")
     spent = time.perf_counter() - start
     return {
         "seconds": round(spent, 2),

@@ -130,12 +130,14 @@ class Contexts:
                 time.sleep(random.uniform(*RETRY_S))
 
     def _no_context(self, path: Path, dropped: int, error: NoFreeContext) -> NoFreeContext:
+        # The emulated NPU is none of xrt-smi's.
+        emulated = self._session.kind == "emulated"
+        listed = "" if emulated else ", `xrt-smi examine -r aie-partitions` lists them"
         return NoFreeContext(
             f"{path.name}: no free hardware context after dropping our other {dropped} and waiting "
-            f"{self._slot_wait_s:g} s ({self._session.slots_text()}); close other NPU programs, "
-            "`xrt-smi examine -r aie-partitions` lists them, let idle ones release theirs "
-            "(NPU_EMBED_IDLE_RELEASE_MS), or raise NPU_EMBED_SLOT_WAIT_MS. XRT said: "
-            f"{error}"
+            f"{self._slot_wait_s:g} s ({self._session.slots_text()}); close other NPU programs"
+            f"{listed}, let idle ones release theirs (NPU_EMBED_IDLE_RELEASE_MS), or raise "
+            f"NPU_EMBED_SLOT_WAIT_MS. XRT said: {error}"
         )
 
     def _give_turn(self) -> None:

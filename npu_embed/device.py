@@ -212,8 +212,9 @@ class Session:
         if self.kind != "emulated":
             return f"{limit} on this NPU, shared by all processes"
         holders = slots.table(settings.emulator_dir()).holders(limit).values()
-        held = ", ".join(str(pid) for pid in sorted(set(holders))) or "none"
-        return f"{limit} on this emulated NPU, shared by all processes; held by process {held}"
+        held = ", ".join(str(pid) for pid in sorted(set(holders)))
+        who = f"held by process {held}" if held else "none held now"
+        return f"{limit} on this emulated NPU, shared by all processes; {who}"
 
 
 class Context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,14 +39,14 @@ from .vectors import check_finite, checked_dim, cut
 class Embedder(Queries, Streams, TokenQueries, ImageQueries):
     """A bundle loaded on a device.
 
-    bundle: a bundle folder; None is NPU_EMBED_BUNDLE, else the default bundle (all-
-    MiniLM-L6-v2), which is made on first use. device: "auto", "npu", "emulated"; None is
-    NPU_EMBED_DEVICE, else "auto". plain_specials: special tokens typed in a text ("[SEP]") are
-    plain text. pack_rows: tokens that share a forward at most, None for the bundle's limit;
-    fewer take less memory. verify: "startup" embeds something known whenever it takes the NPU's
-    contexts, "always" also runs every pack twice, "never" trusts; None is NPU_EMBED_VERIFY, else
-    "auto": "startup" on an NPU, "never" on the emulated one. check_hashes: read every file of the
-    bundle first and compare it with its sha256.
+    bundle: a bundle folder, or a name that `npu-embed get` knows, whose bundle is made on first
+    use; None is NPU_EMBED_BUNDLE, else "minilm" (all-MiniLM-L6-v2). device: "auto", "npu",
+    "emulated"; None is NPU_EMBED_DEVICE, else "auto". plain_specials: special tokens typed in a
+    text ("[SEP]") are plain text. pack_rows: tokens that share a forward at most, None for the
+    bundle's limit; fewer take less memory. verify: "startup" embeds something known whenever it
+    takes the NPU's contexts, "always" also runs every pack twice, "never" trusts; None is
+    NPU_EMBED_VERIFY, else "auto": "startup" on an NPU, "never" on the emulated one. check_hashes:
+    read every file of the bundle first and compare it with its sha256.
 
     What fails on the device is computed once more; docs/faults.md says what is promised.
 
@@ -75,7 +76,7 @@ class Embedder(Queries, Streams, TokenQueries, ImageQueries):
         self._snapshot = self._last = Tally().stats(Counters())
         path = as_path("bundle", bundle) if bundle is not None else settings.bundle()
         with self._total.timing.stage("open"):
-            found = default_bundle() if path is None else path
+            found = default_bundle() if path is None else bundle_folder(path)
             self._bundle = Bundle.open(found, check_hashes=check_hashes)
             rows = checked_rows(pack_rows, self._bundle.max_tokens, self._bundle.max_rows)
             self._tokenizing = Tokenizing(self._bundle, plain_specials=plain_specials)
@@ -358,8 +359,29 @@ def default_bundle() -> Path:
     Raises:
         FetchError: its checkpoint could not be had.
     """
-    from . import fetch  # the exporter is not needed once the bundle is there
+    from . import fetch
+
+    return _made(fetch.DEFAULT_RECIPE)
+
+
+def bundle_folder(name: str | Path) -> Path:
+    """The folder of a bundle's name: one of that name, or where there is none, a recipe's.
+
+    A recipe's bundle is made on first use. What is neither is returned as it is.
+
+    Raises:
+        FetchError: the recipe's checkpoint could not be had.
+    """
+    if os.path.lexists(name):
+        return Path(name)  # without the exporter, which `fetch` imports
+    from . import fetch
+
+    return _made(str(name)) if str(name) in fetch.recipe_names() else Path(name)
+
+
+def _made(recipe: str) -> Path:
+    from . import fetch
     from .progress import stages
 
     with stages(show=True) as progress:
-        return fetch.get(progress=progress)
+        return fetch.get(recipe, progress=progress)

@@ -69,8 +69,7 @@ class Npu:
         if session.generation is not None and session.generation != bundle.target:
             raise BundleError(
                 f"{bundle.path.name}: kernels for {bundle.target}, this NPU is "
-                f"{session.generation} ({session.device_name}); re-export with --target "
-                f"{session.generation}."
+                f"{session.generation} ({session.device_name}); {_remedy(session, bundle)}."
             )
         self.session = session
         self.bundle = bundle
@@ -270,6 +269,20 @@ class Npu:
         """Release every kernel and context."""
         self.unload_all()
         self._last = None
+
+
+def _remedy(session: Session, bundle: Bundle) -> str:
+    """What to do where a bundle's kernels are for another generation.
+
+    A bundle of `npu-embed get` cannot be exported anew as it is: that has no --target.
+    """
+    export = (
+        "export its checkpoint folder with `npu-embed export CHECKPOINT OUT --target "
+        f"{session.generation}` and name OUT as the bundle"
+    )
+    if session.kind != "emulated":
+        return export
+    return f"set NPU_EMBED_EMU_PROFILE={bundle.target} to emulate the NPU it is for, or {export}"
 
 
 def _kind(steps: Sequence[Step]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 | variable | values | meaning |
 |---|---|---|
 | NPU_EMBED_DEVICE | auto, npu, emulated | the device where none is asked for; default auto |
-| NPU_EMBED_BUNDLE | a folder | the bundle where none is asked for; default: MiniLM |
+| NPU_EMBED_BUNDLE | a folder or name | the bundle where none is asked for; default: minilm |
 | NPU_EMBED_CACHE | a folder | for bundles and machine code; default: the user's cache folder |
 | NPU_EMBED_TIMEOUT_MS | integer >= 1 | how long a kernel run may take; default 10000 |
 | NPU_EMBED_EVICTION | next-use, lru, all | which context is dropped first; default next-use |
@@ -14,14 +14,17 @@
 | NPU_EMBED_IDLE_RELEASE_MS | integer >= 0 | release the contexts when idle this long; 0: never |
 | NPU_EMBED_KERNELS | a folder | its xclbins and streams go before the bundle's of that name |
 | NPU_EMBED_API_KEY | text | what clients of `npu-embed serve` must send; default: nothing |
-| NPU_EMBED_COMPILED | auto, vectors, off | compiled code: all, none in tile registers, none |
+| NPU_EMBED_COMPILED | auto, vectors, off | what computes on the CPU where numba and llvmlite are |
+| | | installed: their code; their code without AMX' tile registers; numpy alone |
 | NPU_EMBED_DEBUG | 0 to 4 | what is said on stderr of what the engine does; default 0 |
 | NPU_EMBED_TRACE | a file | where a trace of the process goes, for Perfetto; default: none |
 | NPU_EMBED_EMU_PROFILE | npu2, npu1 | the NPU generation that is emulated; default npu2 |
 | NPU_EMBED_EMU_SLOTS | integer >= 1 | its hardware contexts; default: the profile's (16 or 6) |
 | NPU_EMBED_EMU_MODE | strict, loose | what unsynced memory holds; default strict |
-| NPU_EMBED_EMU_SEED | integer >= 0 | seeds the evictions of loose mode; default 0 |
-| NPU_EMBED_EMU_FAULTS | KIND@N, ... | what goes wrong on it: emulator/faults.py; default: nothing |
+| NPU_EMBED_EMU_SEED | integer >= 0 | which lines loose mode evicts, which bits `flip` and lines |
+| | | `stale` of the faults strike; default 0 |
+| NPU_EMBED_EMU_FAULTS | KIND[=VALUE]@WHEN, ... | what goes wrong on it: emulator/faults.py; |
+| | | default: nothing |
 | NPU_EMBED_EMU_DIR | a folder | holds the emulated NPU's slot table; default: in the temp folder |
 """
 
@@ -173,7 +176,7 @@ def api_key() -> str | None:
 
 def compiled() -> str:
     """What compiled code is used, where numba or llvmlite is installed."""
-    return _choice("NPU_EMBED_COMPILED", "setting of compiled kernels", COMPILED, COMPILED[0])
+    return _choice("NPU_EMBED_COMPILED", "setting of compiled code", COMPILED, COMPILED[0])
 
 
 def debug() -> int:

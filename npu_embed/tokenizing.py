@@ -59,15 +59,18 @@ class Tokenizing:
         return encoded, Tally(truncated=sum(e.truncated for e in encoded), timing=timing)
 
     def warn_of_cut(self, encoded: Sequence[Encoded], first: int) -> None:
-        """Log the first text that was cut, the first time that one was."""
+        """Log how many texts were cut and which is the longest, the first time that one was."""
         cut = [i for i, e in enumerate(encoded) if e.truncated]
         if cut and next(self._cuts) == 0:
+            longest = max(cut, key=lambda i: encoded[i].tokens)
             log.warning(
-                "texts[%d]: %d tokens, cut to %d%s; said once, stats.truncated counts",
-                first + cut[0],
-                encoded[cut[0]].tokens,
+                "%s longer than %d tokens %s cut (the longest, index %d, has %d); truncate=False "
+                "refuses such texts; said once, later ones are only counted",
+                "1 text" if len(cut) == 1 else f"{len(cut)} texts",
                 self._bundle.max_tokens,
-                f" (and {len(cut) - 1} more texts)" if len(cut) > 1 else "",
+                "was" if len(cut) == 1 else "were",
+                first + longest,
+                encoded[longest].tokens,
             )
 
     def _open(self) -> Tokenizer:

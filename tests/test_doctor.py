@@ -103,6 +103,7 @@ def test_a_demanded_npu_that_is_not_there_fails_and_nothing_is_emulated(
         "xrt": ("FAIL", "missing"),
         "pyxrt": ("FAIL", "missing"),
         "runs": ("FAIL", "no-npu"),
+        "target": ("FAIL", "array-programs"),  # nor would it run on one
     }
     assert not {"gemm", "mha", "emulated slots", "embedding"} & set(checks(found))
     seen_by_cli(machine)
@@ -207,7 +208,10 @@ def test_on_a_whole_machine_only_our_own_kernels_keep_off_the_npu(
     assert checks(found) == ["python", "settings", *HARDWARE, *RUNS, "runs", *BUNDLE[:2]]
     assert problems(found) == {"runs": ("WARN", "array-programs")}
     found = list(examine(tiny_bundle, "npu", faked.machine()))
-    assert problems(found) == {"runs": ("FAIL", "array-programs")}
+    assert problems(found) == {
+        "runs": ("FAIL", "array-programs"),
+        "target": ("FAIL", "array-programs"),
+    }
 
 
 def with_pyxrt(faked: Faked, probe: PyxrtProbe) -> Machine:

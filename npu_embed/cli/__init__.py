@@ -6,7 +6,6 @@ Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 a check f
 
 from __future__ import annotations
 
-import re
 from typing import IO, Any
 
 import click
@@ -20,16 +19,12 @@ from .embed import embed
 from .export import export
 from .get import get
 from .inspect import inspect
-from .output import log_to_stderr, replace_unencodable, visible
+from .output import in_options, log_to_stderr, replace_unencodable, visible
 from .profile import profile
 from .serve import serve
 
 INTERRUPTED = 130
 STDOUT_CLOSED = 141
-
-# Messages are worded for Python callers; what they call an argument is an option here.
-_FLAG = re.compile(r"\b(force|truncate)=True")
-_DEVICE = re.compile(r"\bdevice=[\"'](\w+)[\"']")
 
 
 class _Failure(click.ClickException):
@@ -39,8 +34,8 @@ class _Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Write the message to stderr."""
-        message = _DEVICE.sub(r"--device \1", _FLAG.sub(r"--\1", self.message))
-        click.echo(f"error: {visible(message, keep_lines=True)}", file=file, err=file is None)
+        message = visible(in_options(self.message), keep_lines=True)
+        click.echo(f"error: {message}", file=file, err=file is None)
 
 
 class _Group(click.Group):

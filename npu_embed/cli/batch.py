@@ -30,7 +30,7 @@ DTYPES = ("float32", "float16", "int8", "binary")
 @click.command(
     short_help="Embed files of texts into a file of vectors.",
     epilog="\b\nExamples:\n  npu-embed batch reviews.jsonl -o reviews.parquet --column body\n"
-    "  npu-embed batch 'shards/*.parquet' -o all.arrow --id-column id --prompt document\n"
+    "  npu-embed batch 'shards/*.parquet' -o all.arrow --id-column id --dim 128\n"
     "  zcat lines.txt.gz | npu-embed batch - -o lines.npy --dtype float16\n"
     "  npu-embed batch 'shards/*.jsonl' -o all.parquet --ray=head:6379",
 )

@@ -34,7 +34,7 @@ COSINE_COLUMNS = 7  # "-0.123" and a space
     "  npu-embed embed - < lines.txt > vectors.jsonl\n"
     '  npu-embed embed --bundle embeddinggemma-2-bundle --image cats.jpg "two cats on a sofa"',
 )
-@click.argument("texts", metavar="TEXT...", nargs=-1)
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
     "--image",
     "images",

@@ -21,6 +21,9 @@ from ..progress import is_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Messages are worded for Python callers; what they call an argument is an option here.
+_FLAG = re.compile(r"\b(force|truncate)=(True|False)")
+_DEVICE = re.compile(r"\bdevice=[\"'](\w+)[\"']")
 _COLUMNS = re.compile(r"[1-9][0-9]{0,4}")
 PIPED_COLUMNS = 120  # where no terminal and no COLUMNS says how wide a line may be
 
@@ -30,7 +33,7 @@ class _LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            message = " ".join(record.getMessage().split())
+            message = in_options(" ".join(record.getMessage().split()))
             click.echo(f"{record.levelname.lower()}: {visible(message)}", err=True)
         except Exception:
             self.handleError(record)
@@ -41,6 +44,12 @@ def log_to_stderr() -> None:
     logger = logging.getLogger("npu_embed")
     if not any(isinstance(handler, _LineHandler) for handler in logger.handlers):
         logger.addHandler(_LineHandler(logging.WARNING))
+
+
+def in_options(message: str) -> str:
+    """A message with the options in the place of the arguments of the same meaning."""
+    named = _FLAG.sub(lambda m: ("--" if m[2] == "True" else "--no-") + m[1], message)
+    return _DEVICE.sub(r"--device \1", named)
 
 
 def replace_unencodable() -> None:

@@ -8,22 +8,29 @@ from pathlib import Path
 
 from .. import fetch, settings
 from ..bundle import Bundle
-from ..errors import NpuEmbedError
+from ..errors import NpuEmbedError, SettingError
 from .findings import Fact, Finding, passed
 
 
 def chosen_bundle(bundle: str | Path | None) -> Path | None:
     """The folder of the bundle that would be used; None where it is a recipe's, not made yet.
 
-    bundle: a folder, or where there is none of that name, a recipe's. Nothing is fetched.
+    bundle: a folder, or where there is none of that name, a recipe's; None is NPU_EMBED_BUNDLE,
+    else the default one. Nothing is fetched.
 
     Raises:
         FetchError: the recipe is damaged.
+        SettingError: the name is empty.
     """
-    path = Path(bundle) if bundle is not None else settings.bundle()
-    name = fetch.DEFAULT_RECIPE if path is None else str(bundle)
-    if path is not None and (os.path.lexists(path) or name not in fetch.recipe_names()):
-        return path
+    if bundle == "":  # which as a path is the current folder
+        raise SettingError(
+            "bundle '': empty, wanted a folder or the name of a recipe; leave it out for the "
+            "default one"
+        )
+    given = settings.bundle() if bundle is None else bundle
+    name = fetch.DEFAULT_RECIPE if given is None else str(given)
+    if given is not None and (os.path.lexists(given) or name not in fetch.recipe_names()):
+        return Path(given)
     recipe = fetch.read_recipe(name)
     made = settings.cache_dir() / "bundles" / f"{recipe.name}-{recipe.key}"
     return made if made.is_dir() else None
@@ -60,13 +67,27 @@ def weights_bytes(path: Path) -> int:
     return found
 
 
-def check_target(bundle: Bundle, generation: str | None, *, on_npu: bool) -> Finding:
+def check_target(
+    bundle: Bundle, generation: str | None, *, on_npu: bool, demanded: bool = False
+) -> Finding:
     """Whether a bundle's kernels are for this device.
 
-    generation is the device's, None where not known; on_npu: it is a real one.
+    generation is the device's, None where not known; on_npu: it is a real one; demanded: only a
+    real one will do.
     """
     facts: dict[str, Fact] = {"target": bundle.target, "array_programs": bundle.has_array_programs}
     shown = f"{bundle.name} has kernels for {bundle.target}"
+    if demanded and bundle.has_array_programs:
+        return Finding(
+            "target",
+            "FAIL",
+            "array-programs",
+            f"{bundle.name} has array programs, which only the emulated NPU runs",
+            "kernels for an NPU's cores, as --device npu demands",
+            "name a bundle that has them: `npu-embed doctor BUNDLE`; `--device emulated` checks "
+            "this one",
+            facts,
+        )
     if generation is not None and bundle.target != generation:
         return Finding(
             "target",

@@ -137,7 +137,7 @@ def _bundle_and_runs(
     if isinstance(opened, Finding):
         yield opened
         return
-    target = check_target(opened, generation, on_npu=on_npu)
+    target = check_target(opened, generation, on_npu=on_npu, demanded=device == "npu")
     yield target
     yield check_contexts(opened, limit)
     if target.situation == "other-generation":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,8 @@ DEFAULT_NAME = "all-MiniLM-L6-v2"
 class Engine:
     """Texts -> vectors, as queries or as documents, by an Embedder that is named or given.
 
-    bundle is an absolute path, None the default bundle. Pickled, it is its names: an Embedder
-    that was given stays behind, and its bundle is opened there.
+    bundle is an absolute path or a recipe's name, None the default bundle. Pickled, it is its
+    names: an Embedder that was given stays behind, and its bundle is opened there.
     """
 
     bundle: str | None = None
@@ -67,7 +68,7 @@ class Engine:
             bundle = settings.bundle()  # the path, so that it is the same where it is unpickled
         if device is not None:
             settings.check_choice("device", "device", device, settings.DEVICES)
-        path = None if bundle is None else str(as_path("bundle", bundle).absolute())
+        path = None if bundle is None else _kept_name(as_path("bundle", bundle))
         return cls(path, device, query_prompt, document_prompt, dim, truncate, embedder)
 
     def open(self) -> Embedder:
@@ -141,3 +142,8 @@ def text_of(text: object) -> list[str]:
     if not isinstance(text, str):
         raise InputTypeError(f"text: {type(text).__name__}, wanted str; pass one text.")
     return [text]
+
+
+def _kept_name(bundle: Path) -> str:
+    """A folder wherever it is unpickled; what is none here may be a recipe's name, and stays."""
+    return str(bundle.absolute() if os.path.lexists(bundle) else bundle)

@@ -70,6 +70,15 @@ def test_what_is_named_is_opened_when_needed_and_once(prompted_bundle: Path) -> 
     )
 
 
+def test_a_recipes_name_is_kept_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert engine("minilm").bundle == "minilm"
+    monkeypatch.setenv("NPU_EMBED_BUNDLE", "minilm")
+    assert engine().bundle == "minilm"
+    (tmp_path / "minilm").mkdir()  # a folder of that name comes first
+    assert engine("minilm").bundle == str(tmp_path / "minilm")
+
+
 def test_a_relative_path_is_kept_as_an_absolute_one(
     prompted_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

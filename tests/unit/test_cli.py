@@ -85,7 +85,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("embed",), "TEXT..."),
+        (("embed",), "[TEXT]..."),
         (("embed", "a", "--nonsense"), "--nonsense"),
         (("embed", "a", "--json", "--table"), "--json and --table"),
         (("embed", "-", "-"), "-: twice"),
@@ -355,10 +355,11 @@ def test_statistics_are_the_last_json_line_or_a_table_on_stderr(
 
 
 def test_warnings_are_lines_on_stderr(options: tuple[object, ...]) -> None:
-    result = run("embed", "word " * 200, *options)
+    result = run("embed", "a", "word " * 200, *options)
     assert result.code == 0
-    assert len(result.json_lines) == 1
-    assert result.err.startswith("warning: texts[0]: ")
+    assert len(result.json_lines) == 2
+    assert result.err.startswith("warning: 1 text longer than 128 tokens was cut (the longest, ")
+    assert "; --no-truncate refuses such texts;" in result.err
     assert result.err.count("\n") == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import run
 
-from npu_embed import embedder, fetch
+from npu_embed import api, embedder, fetch
 from npu_embed.cli import main
 from npu_embed.exporters import Progress
 
@@ -36,6 +36,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NPU_EMBED_DEVICE", "emulated")
     Path("in.txt").write_text("a\nb\nc\n")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_shared", {})
 
 
 @pytest.fixture
@@ -72,6 +77,25 @@ def test_where_none_is_named_it_is_the_one_that_embed_takes(
     assert (done.code, asked) == (0, [] if variable else ["minilm"]), done.err
 
 
+@pytest.mark.parametrize("command", ["embed", "check", "inspect"])
+def test_the_variable_may_name_a_recipe(
+    command: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_EMBED_BUNDLE", "minilm")
+    done = run(command, *(["a"] if command == "embed" else []))
+    assert (done.code, asked) == (0, ["minilm"]), done.err
+
+
+def test_a_program_may_name_a_recipe(asked: list[str], tiny_copy: Path) -> None:
+    with api.shared("minilm") as made:  # as embed(..., bundle="minilm") has it
+        assert made.bundle.path == tiny_copy
+    assert asked == ["minilm"]
+    Path("minilm").symlink_to(tiny_copy)  # a folder goes before it
+    with embedder.Embedder("minilm") as made:
+        assert made.bundle.path == Path("minilm")
+    assert asked == ["minilm"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "serve"])
 def test_a_folder_goes_before_a_recipe_of_its_name(
@@ -93,6 +117,20 @@ def test_a_bundle_that_is_not_there_is_refused_in_the_same_words(
         rf"error: nowhere: no such folder( or file)?, wanted {wanted}; make one with `npu-embed "
         r"export CHECKPOINT OUT`, or the default one with `npu-embed get minilm`\.\n",
         done.err,
+    )
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_empty_name_is_not_the_current_folder(
+    name: str, asked: list[str], tiny_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("in.txt").rename(tiny_copy / "in.txt")
+    monkeypatch.chdir(tiny_copy)
+    done = run(*args(name, ""))
+    assert (done.code, done.out, asked) == (1, "", [])
+    assert done.err == (
+        "error: bundle '': empty, wanted a folder or the name of a recipe; leave it out for the "
+        "default one.\n"
     )
 
 
@@ -127,6 +165,16 @@ def test_an_example_names_no_bundle_that_a_reader_of_the_readme_does_not_have(
     epilog = main.commands[command].epilog or ""
     named = set(re.findall(r"\b[\w-]+-bundle\b", epilog)) - {"embeddinggemma-2-bundle"}
     assert named <= ({"minilm-bundle"} if command == "export" else set())  # which makes it
+
+
+@pytest.mark.parametrize("name", ["embed", "batch", "serve"])
+def test_the_help_names_the_variable(name: str) -> None:
+    assert "NPU_EMBED_BUNDLE, else minilm" in " ".join(run(name, "--help").out.split())
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_an_example_asks_for_no_prompt_that_the_default_bundle_does_not_have(command: str) -> None:
+    assert "--prompt" not in (main.commands[command].epilog or "")
 
 
 def test_the_default_bundle_is_the_recipe_of_get(asked: list[str]) -> None:

@@ -196,13 +196,24 @@ def test_slots_that_another_process_holds_are_named_and_used_once_it_ends(
     with held(tiny_bundle, 2) as holder:
         wanted = (
             r"gemm.xclbin: no free hardware context after dropping our other 0 and waiting 0 s "
-            rf"\(2 on this emulated NPU, shared by all processes; held by process {holder.pid}\)"
+            rf"\(2 on this emulated NPU, shared by all processes; held by process {holder.pid}\); "
+            "close other NPU programs, let idle ones"  # no xrt-smi, which does not list them
         )
         with pytest.raises(NoFreeContext, match=wanted):
             rig.gemm()
         holder.kill()
         holder.wait()
     rig.gemm()
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_slots_that_nobody_holds_any_more_are_not_held_by_process_none(
+    make: MakeRig, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_EMBED_EMU_FAULTS", "context=ENOENT@1+")
+    with pytest.raises(NoFreeContext, match=r"processes; none held now\); close") as found:
+        make(tiny_bundle).gemm()
+    assert "xrt-smi" not in str(found.value)
 
 
 @pytest.mark.slow

@@ -19,12 +19,34 @@ from npu_embed.doctor.bundles import (
 )
 from npu_embed.doctor.findings import Finding, passed
 from npu_embed.doctor.software import check_python, check_settings
+from npu_embed.errors import SettingError
 
 
 def test_the_named_bundle_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_EMBED_BUNDLE", "/of/the/variable")
     assert chosen_bundle("/named") == Path("/named")
     assert chosen_bundle(None) == Path("/of/the/variable")
+
+
+def test_a_variable_may_name_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPU_EMBED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NPU_EMBED_BUNDLE", "minilm")
+    assert chosen_bundle(None) is None  # not made yet
+    (tmp_path / "minilm").mkdir()
+    assert chosen_bundle(None) == Path("minilm")
+
+
+def test_no_recipe_is_called_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "recipe_names", lambda: ("None",))
+    monkeypatch.setattr(fetch, "read_recipe", lambda name: pytest.fail(name))
+    monkeypatch.setenv("NPU_EMBED_BUNDLE", "/of/the/variable")
+    assert chosen_bundle(None) == Path("/of/the/variable")
+
+
+def test_an_empty_name_is_not_the_current_folder() -> None:
+    with pytest.raises(SettingError, match="bundle '': empty, wanted a folder or the name"):
+        chosen_bundle("")
 
 
 def test_the_default_bundle_is_used_where_it_is_made_and_never_fetched(
@@ -61,6 +83,16 @@ def test_a_bundle_of_another_generation_fails(tiny_bundle: Path) -> None:
     assert found.action == "export it with --target npu1"
     emulated = check_target(bundle, "npu1", on_npu=False)
     assert emulated.action.endswith("or set NPU_EMBED_EMU_PROFILE=npu2")
+
+
+@pytest.mark.parametrize("generation", ["npu2", "npu1", None])
+def test_where_an_npu_is_demanded_array_programs_fail_whatever_there_is(
+    tiny_bundle: Path, generation: str | None
+) -> None:
+    found = check_target(Bundle.open(tiny_bundle), generation, on_npu=False, demanded=True)
+    assert (found.status, found.situation) == ("FAIL", "array-programs")
+    assert found.found == "tiny-bert has array programs, which only the emulated NPU runs"
+    assert "npu-embed doctor BUNDLE" in found.action
 
 
 def test_a_device_of_unknown_generation_contradicts_nothing(tiny_bundle: Path) -> None:

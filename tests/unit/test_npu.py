@@ -51,7 +51,12 @@ def test_a_bundle_for_another_npu_is_refused(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NPU_EMBED_EMU_PROFILE", "npu1")
-    with pytest.raises(BundleError, match=r"kernels for npu2, this NPU is npu1 .*--target npu1"):
+    wanted = (
+        r"kernels for npu2, this NPU is npu1 \(.*\); set NPU_EMBED_EMU_PROFILE=npu2 to emulate the "
+        r"NPU it is for, or export its checkpoint folder with `npu-embed export CHECKPOINT OUT "
+        r"--target npu1`"
+    )
+    with pytest.raises(BundleError, match=wanted):
         Npu(Session.open("emulated"), Bundle.open(tiny_bundle))
 
 

@@ -30,14 +30,17 @@ def test_what_was_cut_is_counted_and_timed(bundle: Bundle) -> None:
     assert set(part.timing.seconds) == {"tokenize"}
 
 
-def test_the_first_cut_is_said_once(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_cut_first_is_said_once(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "npu_embed")
     tokenizing = Tokenizing(bundle, plain_specials=False)
-    for texts in (["a"], ["a", LONG, LONG], [LONG]):
+    for texts in (["a"], ["a", LONG, LONG + "a"], [LONG]):
         encoded, _ = tokenizing.encode(texts, "", True)
         tokenizing.warn_of_cut(encoded, 10)
     (said,) = caplog.messages
-    assert said.startswith("texts[11]: 202 tokens, cut to 128 (and 1 more texts); said once")
+    assert said == (
+        "2 texts longer than 128 tokens were cut (the longest, index 12, has 203); truncate=False "
+        "refuses such texts; said once, later ones are only counted"
+    )
 
 
 @pytest.mark.parametrize(
