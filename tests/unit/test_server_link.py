@@ -45,8 +45,9 @@ class Process:
 
 
 @pytest.fixture
-def linked(tmp_path: Path) -> Iterator[tuple[Link, Connection]]:
-    """A link and the worker's end of its pipe."""
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Link, Connection]]:
+    """A link that has no patience at its end, and the worker's end of its pipe."""
+    monkeypatch.setattr(link, "STOP_S", MOST_S)
     ours, theirs = Pipe()
     _bound_waits(ours, MOST_S)
     one = Link(Opening(tmp_path, None), MOST_S)
