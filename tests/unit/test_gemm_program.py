@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from handmade import Buffers, bd, bd_address, ramp
 from handmade_gemm import Case, Gemm, Tiles, all_cores, packed
+from references import sums_depend_on_place
 
 from npu_embed import cores
 from npu_embed.bf16 import to_bf16, to_f32
@@ -65,14 +66,17 @@ def test_rows_may_lie_apart(plain: Gemm) -> None:
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("n_blocks", [(2, 2), (3, 1, 2)])
 def test_descriptors_that_allow_no_view_give_the_same_bits(
-    plain: Gemm, n_blocks: tuple[int, ...], chunks: int, epilogue: int
+    plain: Gemm, array: str, n_blocks: tuple[int, ...], chunks: int, epilogue: int
 ) -> None:
     gemm = replace(plain, chunks=chunks, n_blocks=n_blocks, epilogue=epilogue, lda=plain.k + 16)
     gemm = replace(gemm, c_stride=gemm.n + 104)
     views = Case(gemm).run()
     gathered = Case(replace(gemm, ragged=True)).run()
-    gathered.check()
-    assert (gathered.c == views.c).all()
+    for found in (views, gathered):
+        found.check()
+    # Ragged chunks are multiplied one by one, which some BLAS' last bits depend on.
+    if array in REGISTERS or not sums_depend_on_place():
+        assert (gathered.c == views.c).all()
 
 
 def test_columns_that_write_crosswise_give_the_same_numbers(plain: Gemm) -> None:
