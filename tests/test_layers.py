@@ -27,7 +27,8 @@ emulator.epilogue_numbers emulator.epilogues emulator.softmax
 emulator.llvm emulator.llvm.registers emulator.llvm.vectors emulator.llvm.panel_code
 emulator.llvm.gemm_code emulator.llvm.tile_code emulator.llvm.tile_permission
 emulator.llvm.attention_code emulator.llvm.module emulator.llvm.kept emulator.llvm.machine
-emulator.weights emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha emulator.array
+emulator.weights emulator.gemm_call emulator.gemm emulator.mha_call emulator.mha
+emulator.mha_list emulator.array
 emulator.ert emulator.command emulator.binding
 emulator.faults emulator.hardware
 emulator.pyxrt_xclbin emulator.pyxrt_device emulator.pyxrt_bo emulator.pyxrt_run

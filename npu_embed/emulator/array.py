@@ -29,7 +29,8 @@ from .flows import Arguments
 from .gemm import GemmProgram
 from .gemm_call import GemmCall
 from .mha import MhaProgram
-from .mha_call import MhaCall, compute_list
+from .mha_call import MhaCall
+from .mha_list import compute_list
 from .program import NoArrayProgram, read_constants
 
 PROGRAMS: dict[str, Callable[..., GemmProgram | MhaProgram]] = {

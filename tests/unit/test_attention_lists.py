@@ -20,7 +20,7 @@ from npu_embed.emulator.flows import Argument
 from npu_embed.emulator.heads import Heads
 from npu_embed.emulator.llvm.registers import LANES, REGISTERS
 from npu_embed.emulator.memory import Memory
-from npu_embed.emulator.mha_call import visible_spans
+from npu_embed.emulator.mha_list import visible_spans
 from npu_embed.emulator.softmax import padded, softmax2
 
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=8).map(

@@ -44,15 +44,20 @@ class Process:
         return not (self.killed and self._ends)
 
 
+def link_to(process: Anything, folder: Path, order_s: float) -> tuple[Link, Connection, Connection]:
+    """A link to such a process, its end of the pipe, and the worker's."""
+    ours, theirs = Pipe()
+    _bound_waits(ours, order_s)
+    one = Link(Opening(folder, None), order_s)
+    one._process, one._pipe = process, ours
+    return one, ours, theirs
+
+
 @pytest.fixture
 def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Link, Connection]]:
     """A link that has no patience at its end, and the worker's end of its pipe."""
     monkeypatch.setattr(link, "STOP_S", MOST_S)
-    ours, theirs = Pipe()
-    _bound_waits(ours, MOST_S)
-    one = Link(Opening(tmp_path, None), MOST_S)
-    process: Anything = Process()
-    one._process, one._pipe = process, ours
+    one, _, theirs = link_to(Process(), tmp_path, MOST_S)
     yield one, theirs
     one.stop()
     theirs.close()
@@ -105,10 +110,6 @@ def test_a_stop_does_not_wait_for_an_order_that_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "STOP_S", MOST_S)
-    order_s = 3.0
-    ours, theirs = Pipe()
-    _bound_waits(ours, order_s)
-    one = Link(Opening(tmp_path, None), order_s)
     ended: list[str] = []
 
     def send() -> None:
@@ -121,8 +122,7 @@ def test_a_stop_does_not_wait_for_an_order_that_is_not_taken(
             theirs.close()
             super().kill()
 
-    process: Anything = Killed()
-    one._process, one._pipe = process, ours
+    one, ours, theirs = link_to(Killed(), tmp_path, 3.0)
     sending = threading.Thread(target=send)
     sending.start()
     while not one._sending.locked():
@@ -137,12 +137,8 @@ def test_a_stop_does_not_wait_for_room_to_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "STOP_S", MOST_S)
-    order_s = 3.0
-    ours, theirs = Pipe()
-    _bound_waits(ours, order_s)
-    one = Link(Opening(tmp_path, None), order_s)
-    process: Anything = Process()
-    one._process, one._pipe = process, ours
+    order_s, process = 3.0, Process()
+    one, ours, theirs = link_to(process, tmp_path, order_s)
     with socket.socket(fileno=os.dup(ours.fileno())) as same, suppress(BlockingIOError):
         while True:
             same.send(bytes(1 << 16), socket.MSG_DONTWAIT)
